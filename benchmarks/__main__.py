@@ -1,4 +1,4 @@
-"""`python -m benchmarks rpc | torch | training | checkpoint | memory | pipeline | seeing | elastic`."""
+"""`python -m benchmarks rpc | torch | torch-calls | training | checkpoint | memory | pipeline | seeing | elastic`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .memory.arguments import command as memory
 from .pipelines.arguments import command as pipeline
 from .seeing.arguments import command as seeing
 from .training.arguments import command as training
+from .under_torch.added import command as torch_calls
 from .under_torch.arguments import command as torch
 
 __all__ = ["app", "main"]
@@ -29,7 +30,7 @@ def app() -> None:
     """Measure Phalanx beside other libraries, and hold it to its goals."""
 
 
-for command in (rpc, torch, training, checkpoint, memory, pipeline, seeing, elastic):
+for command in (rpc, torch, torch_calls, training, checkpoint, memory, pipeline, seeing, elastic):
     app.add_command(command)
 
 

@@ -15,6 +15,7 @@
 #include "call_site.hpp"
 #include "collective_calls.hpp"
 #include "flat_tensor.hpp"
+#include "frames.hpp"
 #include "gil.hpp"
 #include "module.hpp"
 #include "phalanx/waiting.hpp"
@@ -36,10 +37,17 @@ nb::object vectorcall(nb::handle callable, std::initializer_list<PyObject*> argu
 // What is the same for all groups of a process.
 class TorchAccess {
 public:
-    // `watchers` are functions that say 0, False or None where nothing watches. `finished(tensors)` makes the handle of an
-    // operation that is done.
-    TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers, nb::object finished)
-        : reader(reader), options(options), watchers_(std::move(watchers)), finished_(std::move(finished)) {}
+    // `watchers` are functions that say 0, False or None where nothing watches. `finished()` makes the handle of an operation
+    // that is done, which then is told its tensors. `waiting`: the codes of those functions of torch that wait for what they
+    // have begun and give its handle to nobody.
+    TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers, nb::object finished,
+                std::vector<nb::object> waiting)
+        : reader(reader),
+          options(options),
+          watchers_(std::move(watchers)),
+          finished_(std::move(finished)),
+          waiting_(std::move(waiting)),
+          unnamed_(this->finished(nb::list())) {}
 
     bool is_watched() const {
         for (const nb::object& watcher : watchers_) {
@@ -50,7 +58,25 @@ public:
         return false;
     }
 
-    nb::object finished(nb::handle tensors) const { return vectorcall(finished_, {tensors.ptr()}); }
+    nb::object finished(nb::handle tensors) const {
+        nb::object work = vectorcall(finished_, {});
+        nb::setattr(work, tensors_, tensors);
+        return work;
+    }
+
+    // A handle for a function that only waits for it: to make one costs more than a short collective does.
+    const nb::object& unnamed() const noexcept { return unnamed_; }
+
+    // Whether this thread runs a method of the group for a function of torch that waits. `between`: the functions between them.
+    bool is_waited_for(int between) const {
+        nb::object frame = frames::current();
+        for (int i = 0; i <= between && frame.is_valid(); ++i) frame = frames::back(frame);
+        if (!frame.is_valid()) return false;
+        const nb::object code = frames::code(frame);
+        for (const nb::object& one : waiting_)
+            if (one.ptr() == code.ptr()) return true;
+        return false;
+    }
 
     const TensorReader& reader;
     const OptionsReader& options;
@@ -59,6 +85,9 @@ public:
 private:
     std::vector<nb::object> watchers_;
     nb::object finished_;
+    std::vector<nb::object> waiting_;
+    nb::object tensors_ = nb::steal(PyUnicode_InternFromString("_tensors"));
+    nb::object unnamed_;
 };
 
 // The list that an argument of a collective is; null if it is something else.
@@ -235,6 +264,16 @@ public:
     PreparedMessage(const nb::object& group, FlatTensor& memory, nb::handle peer, nb::handle tag, bool sends)
         : group_(group), memory(nb::cast(std::move(memory))), peer(nb::borrow(peer)), tag(nb::borrow(tag)), sends(sends) {}
 
+    // For one that does not move at once: the place that asks for it.
+    void note_caller() { site_ = CallSite::current(); }
+    const CallSite& site() const noexcept { return site_; }
+
+    // Moves one that was kept, in whatever thread, for the place that has asked for it.
+    nb::object move_later(nb::handle timeout) const {
+        const CallSite::Lent lent(site_);
+        return move(timeout);
+    }
+
     // As FastMessages say it: False if nothing has happened.
     nb::object move(nb::handle timeout) const {
         const nb::object messages = nb::getattr(group_, names().fast_messages);
@@ -263,6 +302,7 @@ private:
     }
 
     nb::object group_;
+    CallSite site_;
 
 public:
     nb::object memory;  // of the tensor
@@ -426,23 +466,33 @@ public:
         return run(asked, {group_, verbs_.barrier, {}, nb::list(), 0});
     }
 
-    // The handle of a short message that is sent, or what FastMessages says of one that goes on. A long one waits for its
-    // receiver, which the call must not: it is prepared.
+    // The handle of a short message that is sent; or of one that goes on, the message and what FastMessages says. A long one
+    // waits for its receiver, which the call must not, unless its caller does nothing else: it is prepared.
     nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
         FlatTensor flat;
         if (!is_open() || !is_peer(dst) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
-        if (flat.bytes() > buffered_) return nb::cast(PreparedMessage(group_, flat, dst, tag, true));
-        if (!lines_[1].idle()) return nb::none();
-        const nb::object answer = PreparedMessage(group_, flat, dst, tag, true).move(nb::none());
-        if (answer.ptr() == Py_True) return torch_.finished(tensors);
-        return answer.ptr() == Py_False ? nb::none() : answer;
+        const bool is_idle = lines_[1].idle(), is_waited_for = is_idle && torch_.is_waited_for(1);
+        const bool is_short = flat.bytes() <= buffered_;
+        PreparedMessage message(group_, flat, dst, tag, true);
+        if (!is_short && !(is_waited_for && lines_[2].idle())) return kept(std::move(message));
+        if (!is_idle) return nb::none();
+        const nb::object answer = message.move(nb::none());
+        if (answer.ptr() == Py_True) return is_waited_for ? torch_.unnamed() : torch_.finished(tensors);
+        if (answer.ptr() == Py_False) return is_short ? nb::none() : kept(std::move(message));
+        return nb::make_tuple(kept(std::move(message)), answer);
     }
 
-    // Prepared: the call must not wait for a message.
+    // The same. Prepared, unless the caller waits for the message and does nothing else.
     nb::object recv(nb::handle tensors, nb::handle src, nb::handle tag) {
         FlatTensor flat;
         if (!is_open() || !is_peer(src) || !is_tag(tag) || !look_one(tensors, flat) || flat.gpu >= 0) return nb::none();
-        return nb::cast(PreparedMessage(group_, flat, src, tag, false));
+        PreparedMessage message(group_, flat, src, tag, false);
+        if (lines_[2].idle() && lines_[1].idle() && torch_.is_waited_for(1)) {
+            const nb::object answer = message.move(nb::none());
+            if (answer.ptr() == Py_True) return torch_.unnamed();
+            if (answer.ptr() != Py_False) return nb::make_tuple(kept(std::move(message)), answer);
+        }
+        return kept(std::move(message));
     }
 
 private:
@@ -548,6 +598,11 @@ private:
         return tensors.are_adjacent() ? nb::cast(tensors.whole()) : list;
     }
 
+    static nb::object kept(PreparedMessage&& message) {
+        message.note_caller();
+        return nb::cast(std::move(message));
+    }
+
     static nb::object listed(nb::handle tensor) {
         nb::list one;
         one.append(tensor);
@@ -562,7 +617,7 @@ private:
             return nb::cast(std::move(call));
         }
         if (call.asks() ? !run_both(call) : !lines_[0].idle() || call.on_fast_path().is_none()) return nb::none();
-        return torch_.finished(call.tensors);
+        return torch_.is_waited_for(0) ? torch_.unnamed() : torch_.finished(call.tensors);
     }
 
     // Two collectives, between which no other may come. False: declined.
@@ -606,12 +661,14 @@ void phalanx::bind_torch_calls(nb::module_& m) {
             nb::arg("tensor").none())
         .def("layout", &TensorReader::layout, nb::arg("tensors"), "Where tensors lie, to be compared.");
     nb::class_<OptionsKind>(m, "OptionsKind", "One of torch's classes of options.")
-        .def(nb::init<nb::object, bool, bool>(), nb::arg("kind"), nb::arg("has_op"), nb::arg("has_root"));
+        .def(nb::init<nb::object, bool, bool, const std::vector<int>&>(), nb::arg("kind"), nb::arg("has_op"), nb::arg("has_root"),
+             nb::arg("places"));
     nb::class_<OptionsReader>(m, "OptionsReader", "Reads the options of torch's calls.")
         .def(nb::init<nb::object, const nb::list&>(), nb::arg("unset"), nb::arg("reductions"));
     nb::class_<TorchAccess>(m, "TorchAccess", "How a group's fast calls see torch.")
-        .def(nb::init<const TensorReader&, const OptionsReader&, std::vector<nb::object>, nb::object>(), nb::arg("reader"),
-             nb::arg("options"), nb::arg("watchers"), nb::arg("finished"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def(nb::init<const TensorReader&, const OptionsReader&, std::vector<nb::object>, nb::object, std::vector<nb::object>>(),
+             nb::arg("reader"), nb::arg("options"), nb::arg("watchers"), nb::arg("finished"), nb::arg("waiting"),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def_rw("all_reduce", &TorchAccess::all_reduce)
         .def_rw("broadcast", &TorchAccess::broadcast)
         .def_rw("reduce", &TorchAccess::reduce)
@@ -630,7 +687,8 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_ro("peer", &PreparedMessage::peer)
         .def_ro("tag", &PreparedMessage::tag)
         .def_ro("sends", &PreparedMessage::sends)
-        .def("__call__", &PreparedMessage::move, nb::arg("timeout").none());
+        .def_prop_ro("site", &PreparedMessage::site, nb::rv_policy::reference_internal)
+        .def("__call__", &PreparedMessage::move_later, nb::arg("timeout").none());
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
         .def(nb::init<const TorchAccess&, nb::object, nb::list, std::size_t, std::size_t>(), nb::arg("torch"), nb::arg("group"),
              nb::arg("lines"), nb::arg("buffered"), nb::arg("slice_bytes"), nb::keep_alive<1, 2>())

@@ -1,9 +1,10 @@
-// The options of a call of torch.distributed, asked for by their names.
+// The options of a call of torch.distributed: read where they lie in memory if that is known, else asked for by their names.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -17,11 +18,24 @@ struct CallOptions {
     nb::object root;     // an int
 };
 
+// Where the fields of an options object lie (phalanx.torch_backend.option_fields). `holder`: in the object, the address of the
+// fields, from which the others count; -1 if nothing is known of them.
+struct OptionPlaces {
+    int holder = -1, later = -1, timeout = -1, op = -1, root = -1;
+};
+
 // One of torch's classes of options: what it has beside asyncOp and timeout.
 struct OptionsKind {
+    OptionsKind() = default;
+    OptionsKind(nb::object type, bool has_op, bool has_root, const std::vector<int>& found)
+        : type(std::move(type)), has_op(has_op), has_root(has_root) {
+        if (found.size() == 5) places = {found[0], found[1], found[2], found[3], found[4]};
+    }
+
     nb::object type;
     bool has_op = false;
     bool has_root = false;
+    OptionPlaces places;
 };
 
 // Reads options. Knows nothing of torch but the names of the fields, and what it is given.
@@ -41,20 +55,43 @@ public:
     // False for what are no such options, and for a call that has its own timeout, or a reduction that is not known here.
     bool read(const OptionsKind& kind, nb::handle options, CallOptions& found) const {
         if (reinterpret_cast<PyObject*>(Py_TYPE(options.ptr())) != kind.type.ptr()) return false;
+        if (kind.places.holder >= 0) return read_in_place(kind, options, found);
         const nb::object timeout = nb::getattr(options, timeout_);
         const int is_unset = PyObject_RichCompareBool(timeout.ptr(), unset_.ptr(), Py_EQ);
         if (is_unset < 0) throw nb::python_error();
         if (is_unset == 0) return false;
         found.later = nb::getattr(options, async_).ptr() != Py_False;
         if (kind.has_root) found.root = nb::getattr(options, root_);
-        if (kind.has_op) found.op = reduction(nb::getattr(options, op_));
-        return !kind.has_op || found.op.is_valid();
+        if (!kind.has_op) return true;
+        const Py_hash_t number = PyObject_Hash(nb::object(nb::getattr(options, op_)).ptr());
+        if (number == -1) throw nb::python_error();
+        found.op = reduction(number);
+        return found.op.is_valid();
     }
 
 private:
-    nb::object reduction(const nb::object& op) const {
-        const Py_hash_t number = PyObject_Hash(op.ptr());
-        if (number == -1) throw nb::python_error();
+    static constexpr std::int64_t unset_ms = -1;  // torch's kUnsetTimeout
+
+    template <class Value>
+    static Value value_at(const std::byte* place) noexcept {
+        Value value;
+        std::memcpy(&value, place, sizeof value);
+        return value;
+    }
+
+    bool read_in_place(const OptionsKind& kind, nb::handle options, CallOptions& found) const {
+        const OptionPlaces& places = kind.places;
+        const auto* object = reinterpret_cast<const std::byte*>(options.ptr());
+        const auto* fields = value_at<const std::byte*>(object + places.holder);
+        if (fields == nullptr || value_at<std::int64_t>(fields + places.timeout) != unset_ms) return false;
+        found.later = value_at<std::uint8_t>(fields + places.later) != 0;
+        if (kind.has_root) found.root = nb::steal(PyLong_FromLongLong(value_at<std::int64_t>(fields + places.root)));
+        if (!kind.has_op) return true;
+        found.op = reduction(value_at<std::uint8_t>(fields + places.op));
+        return found.op.is_valid();
+    }
+
+    nb::object reduction(Py_hash_t number) const {
         for (const auto& [known, name] : reductions_)
             if (known == number) return name;
         return {};

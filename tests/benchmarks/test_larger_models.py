@@ -1,4 +1,4 @@
-"""`python -m benchmarks checkpoint`, `memory`, `pipeline`, `elastic`: small runs of each have a row for everything."""
+"""Small runs of `python -m benchmarks checkpoint`, `memory`, `pipeline`, `torch-calls`, `elastic` have all rows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ pytestmark = [needs_torch, pytest.mark.timeout(180)]
             ["FSDP", "DDP"],
         ),
         (["pipeline", "-n", "2", "--ms", "1", "--steps", "1"], ["gpipe", "1f1b", "interleaved"]),
+        (
+            ["torch-calls", "-s", "4", "--rounds", "4", "--calls", "5"],
+            ["all_reduce", "reduce_scatter_tensor", "send and recv", "batch_isend_irecv"],
+        ),
         (["elastic", "-n", "2", "--ms", "1", "--ms", "2", "--seconds", "0.01"], ["1 ms", "2 ms"]),
     ],
     ids=lambda value: value[0],

@@ -8,6 +8,8 @@ or torch is too old to say where a tensor's memory is, there are no fast calls.
 from __future__ import annotations
 
 import functools
+import inspect
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from .._native import PLAIN, core
 from ..group import Group
+from .option_fields import places_of
 from .reduce_ops import SIMPLE_NAMES
 from .tensor_lists import SLICE
 from .tensors import OTHER_DTYPES, PLAIN_DTYPES
@@ -44,6 +47,22 @@ _OPTIONS = {
     "barrier": (c10d.BarrierOptions, False, False),
 }
 """torch's options of each operation, whether they name a reduction, and whether they name a root."""
+_WAITING = (
+    *(
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "barrier",
+    ),
+    *("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"),
+    *("all_to_all_single", "send", "recv"),
+)
+"""Functions of torch that wait for an operation, if it is not asynchronous, and drop its handle."""
 
 
 def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> TorchCalls | None:
@@ -76,10 +95,16 @@ def _access(finished: type) -> TorchAccess | None:
     exchange = getattr(torch.Tensor, _EXCHANGE_API)
     reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, _dtypes())
     options = core.OptionsReader(c10d.AllreduceOptions().timeout, list(SIMPLE_NAMES.items()))
-    access: TorchAccess = core.TorchAccess(reader, options, list(WATCHERS), finished)
-    for name, kind in _OPTIONS.items():
-        setattr(access, name, core.OptionsKind(*kind))
+    access: TorchAccess = core.TorchAccess(reader, options, list(WATCHERS), finished, _waiting())
+    for name, (kind, has_op, has_root) in _OPTIONS.items():
+        places = places_of(kind, has_op=has_op, has_root=has_root)
+        setattr(access, name, core.OptionsKind(kind, has_op, has_root, places))
     return access
+
+
+def _waiting() -> list[CodeType]:
+    found = [inspect.unwrap(getattr(c10d, name)) for name in _WAITING if hasattr(c10d, name)]
+    return [function.__code__ for function in found]
 
 
 def _dtypes() -> list[tuple[Any, int, int, bool, bool, int]]:

@@ -16,7 +16,7 @@ from .work import UnfinishedWork
 if TYPE_CHECKING:
     from ..group import Work as GroupWork
 
-__all__ = ["MessageWork", "SelfMessageWork"]
+__all__ = ["MessageWork", "PreparedMessageWork", "SelfMessageWork"]
 
 
 class MessageWork(UnfinishedWork):
@@ -106,6 +106,53 @@ class MessageWork(UnfinishedWork):
             with contextlib.suppress(Exception):  # the same is heard below, in torch's words
                 self._work.wait()
         self._wait_for_end(None)  # another thread may be about to say so
+
+
+class PreparedMessageWork(MessageWork):
+    """A message that the core has prepared. As `MessageWork`, and quicker: most are short, and waited for soon.
+
+    Args:
+        move: Moves the message if that can be done soon, else returns the work that does.
+        message: The core's. It knows who has asked for it.
+    """
+
+    __slots__ = ("_message", "_move")
+
+    def __init__(
+        self,
+        lines: tuple[Line, Line],
+        move: Callable[[Any], GroupWork[Any] | None],
+        message: Any,
+        tensors: Any,
+    ) -> None:
+        UnfinishedWork.__init__(self, tensors)
+        self._line, self._other_line = lines
+        self._move = move
+        self._message = message
+        self._finish = None
+        self._work = None
+        self._source = -1 if message.sends else message.peer
+        self.begun = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        """As the base, in fewer steps where all goes well."""
+        if timeout is None and not self.begun:
+            self._other_line.hurry()
+            self._line.drive(self)
+        return True if self._ended and self._error is None else super().wait(timeout)
+
+    def run(self) -> None:
+        """Begins it, as the base. It moves memory, without torch: nothing that watches torch could see it."""
+        message, self._message = self._message, None
+        try:
+            self._work = self._move(message)
+            if self._work is None:
+                self._end(None)
+            else:
+                self._work.add_done_callback(self._heard)
+        except BaseException as failure:
+            self._end(translated(failure))
+        self.begun = True
 
 
 class SelfMessageWork(UnfinishedWork):

@@ -11,11 +11,12 @@ from typing import Any
 from .._native import core
 from ..errors import PhalanxError
 from ..group import Work
+from ..group.tracking import call_site
 from ..transports.ring_channel import last_handed_over
 from ..types import Received
 from .base import GroupBase
 from .errors import translated
-from .message_work import MessageWork, SelfMessageWork
+from .message_work import MessageWork, PreparedMessageWork, SelfMessageWork
 from .request import only
 from .runner import Runner
 from .tensors import in_place, source
@@ -99,48 +100,47 @@ class TorchMessages(GroupBase):
         """Goes on with a call for which the core has done what it could; returns its handle.
 
         Args:
-            begun: A collective or a message that is not to run at once, or what `FastMessages` says of a send that
-                goes on.
+            begun: A collective or a message that is not to run at once, or a message that goes on and what
+                `FastMessages` says of it.
         """
         if type(begun) is PreparedCall:
             return self._runner.issue_prepared(begun)
         if type(begun) is PreparedMessage:
             return self._later(begun, args[0])
-        return self._send_on(begun[0], *args)
+        message, answer = begun
+        source_ = -1 if message.sends else message.peer
+        work = MessageWork(self._lines_of(message), lambda: self._rest(message, answer), args[0], source=source_)
+        work.run()
+        return work
 
     def _later(self, message: Any, tensors: Any) -> Any:
         self.group._check()
-        outgoing, incoming = self._lines
-        if message.sends:
-            work = MessageWork((outgoing, incoming), lambda: self._move(message), tensors)
-            outgoing.join(work)
-        else:
-            work = MessageWork((incoming, outgoing), lambda: self._move(message), tensors, source=message.peer)
-            incoming.join(work)
+        lines = self._lines_of(message)
+        work = PreparedMessageWork(lines, self._move, message, tensors)
+        lines[0].join(work)
         return work
+
+    def _lines_of(self, message: Any) -> tuple[Runner, Runner]:
+        """The line of a message, and that of the other direction."""
+        outgoing, incoming = self._lines
+        return (outgoing, incoming) if message.sends else (incoming, outgoing)
 
     def _move(self, message: Any) -> Work[Any] | None:
         """Moves a message that the core has prepared; None if that is done, else what goes on with it."""
-        group, peer = self.group, message.peer
         answer = message(self._seconds)
-        if answer is True:
-            return None
-        operation = answer[0] if answer else None
-        if operation is not None:
-            return self._go_on(operation, f"send(dst={peer})" if message.sends else f"recv(src={peer})", peer)
-        begin = group.isend if message.sends else group.irecv
-        return begin(message.memory, peer, tag=message.tag, timeout=self._seconds)
+        return None if answer is True else self._rest(message, answer)
 
-    def _send_on(self, operation: Any, tensors: Any, dst: int, tag: int) -> Any:
-        """Goes on with a send that the fast path has given up, with a part of it on its way, or nothing."""
-        outgoing, incoming = self._lines
-        if operation is None:
-            rest = self.group.isend(source(tensors[0]), dst, tag=tag)
-        else:
-            rest = self._go_on(operation, f"send(dst={dst})", dst)
-        message = MessageWork((outgoing, incoming), lambda: rest, tensors)
-        message.run()
-        return message
+    def _rest(self, message: Any, answer: Any) -> Work[Any]:
+        """Goes on with a message that the fast path has given up, with a part of it on its way, or nothing."""
+        peer, operation = message.peer, answer[0] if answer else None
+        call_site.lend(message.site)
+        try:
+            if operation is not None:
+                return self._go_on(operation, f"send(dst={peer})" if message.sends else f"recv(src={peer})", peer)
+            begin = self.group.isend if message.sends else self.group.irecv
+            return begin(message.memory, peer, tag=message.tag, timeout=self._seconds)
+        finally:
+            call_site.lend(None)
 
     @functools.cached_property
     def _own(self) -> OwnMessages:
@@ -180,7 +180,7 @@ class TorchMessages(GroupBase):
                 raise
             raise shown from None
         if work is None:
-            return FinishedWork(tensors)
+            return FinishedWork.of(tensors)
         message = MessageWork(lines, lambda: work, tensors)
         message.run()
         return message
@@ -251,7 +251,7 @@ class OwnMessages:
                 self._sent.setdefault(tag, deque()).append(copy)
         if receive is not None:
             receive.arrive(copy)
-        return FinishedWork([tensor])
+        return FinishedWork.of([tensor])
 
     def recv(self, tensor: Any, tag: int) -> Any:
         """Takes the oldest message of that tag, now or when it is sent."""

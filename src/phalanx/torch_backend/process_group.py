@@ -245,7 +245,7 @@ class PhalanxProcessGroup(
         for runner_ in runners:
             runner_.stop()
         BackgroundThread(old.close, "phalanx-close").start()  # its members may be gone, and goodbyes take time
-        return FinishedWork([])
+        return FinishedWork.of([])
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Called on a rank that is not in a group that others make: nothing has to be done."""
@@ -306,7 +306,7 @@ class PhalanxProcessGroup(
     def _end_coalescing(self, device: Any) -> Any:
         works, self._coalesced = self._coalesced or [], None
         self._open_fast_calls()
-        return CombinedWork(works) if works else FinishedWork([])
+        return CombinedWork(works) if works else FinishedWork.of([])
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

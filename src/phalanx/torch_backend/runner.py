@@ -70,7 +70,7 @@ class Runner:
                 raise shown from None
             finally:
                 self._turn.release()
-            return FinishedWork(tensors)
+            return FinishedWork.of(tensors)
         operation = CollectiveWork(self, job, seconds, self.default, tensors)
         self.join(operation, at_once=size > SHORT)
         return operation

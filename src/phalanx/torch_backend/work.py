@@ -34,14 +34,20 @@ def _future_of(tensors: Any) -> Any:
 
 
 class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
-    """An operation that went well before the call returned."""
+    """An operation that went well before the call returned.
+
+    It has no constructor of its own, which would take as long as torch's: the core makes most of these, and sets
+    `_tensors`.
+    """
 
     __slots__ = ("_future", "_tensors")
 
-    def __init__(self, tensors: Any) -> None:
-        dist.Work.__init__(self)
-        self._tensors = tensors
-        self._future: Any = None
+    @classmethod
+    def of(cls, tensors: Any) -> FinishedWork:
+        """The handle of an operation that has changed these tensors."""
+        work = cls()
+        work._tensors = tensors
+        return work
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -62,10 +68,11 @@ class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        if self._future is None:
-            self._future = _future_of(self._tensors)
-            self._future.set_result(list(self._tensors))
-        return self._future
+        known = getattr(self, "_future", None)
+        if known is None:
+            known = self._future = _future_of(self._tensors)
+            known.set_result(list(self._tensors))
+        return known
 
     def source_rank(self) -> int:
         raise RuntimeError("only the work of a receive knows a source rank")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ...deadline import Deadline
 from ...errors import ProtocolError
 from ...transports.mailbox import PendingTransfer
@@ -108,6 +110,32 @@ class ArrayMessages(PreparedMessages):
             raise
         return answer if isinstance(answer, bool) else answer[0] or False
 
+    def _exchange_buffered(
+        self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
+    ) -> tuple[PendingTransfer | bool, bool]:
+        """Sends a short array by the fast path, without waiting for its receiver, and takes the one that comes for it.
+
+        Nothing is sent if the general way might refuse to receive.
+
+        Returns:
+            Whether it is sent, or what goes on sending it; and whether the other has come.
+        """
+        fast = self._fast_messages
+        if fast is None or type(x) is not np.ndarray or x.nbytes > self._messages.buffered or not _takes(out):
+            return False, False
+        if type(src) is not int or not 0 <= src < self.world_size or src == self.rank or np.may_share_memory(x, out):
+            return False, False
+        deadline = self._deadline(timeout)
+        try:
+            answer = fast.send(x, dst, tag, timeout)
+        except BaseException:
+            self._take_back()
+            raise
+        if answer is not True:
+            return answer[0] or False if answer else False, False
+        what = f"sendrecv(dst={dst}, src={src}{f', tag={tag}' if tag else ''})"
+        return True, self._receive_at_once(what, out, "numpy", src, tag, deadline)
+
     def _fast_for(self, host: Adapted) -> Any:
         """The fast path, if it takes such an array: it knows no dtypes that NumPy lacks."""
         return self._fast_messages if host.dtype == host.array.dtype.str else None
@@ -150,3 +178,11 @@ class ArrayMessages(PreparedMessages):
         operation = last_handed_over()
         if operation is not None:
             self._messages.withdraw(operation)
+
+
+def _takes(out: Any) -> bool:
+    """Whether the fast path receives to it."""
+    if type(out) is not np.ndarray:
+        return False
+    flags, dtype = out.flags, out.dtype
+    return bool(flags.c_contiguous and flags.writeable and dtype.isbuiltin == 1 and dtype.kind in "biufc")

@@ -228,7 +228,8 @@ class PointToPoint(ArrayMessages):
             As `send` and `recv`.
         """
         began = time.monotonic()
-        started, received = self._exchange_at_once(x, dst, out, src, tag, timeout)
+        exchange = self._exchange_buffered if self._messages.prepared is None else self._exchange_at_once
+        started, received = exchange(x, dst, out, src, tag, timeout)
         if received:
             return out
         dst, tag = self._check_target(dst, tag)
