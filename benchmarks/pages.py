@@ -274,12 +274,23 @@ def claim(page: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Writes the pages, and prints the first line of each summary."""
+    """Writes the pages, and prints the first line of each summary.
+
+    Raises:
+        click.ClickException: A report was cut short. A mean of some of the cells would stand there as that of all.
+    """
     reports = {
         name: BenchReport.decode((folder / f"{name}.json").read_bytes())
         for name in dict.fromkeys(name for name, _ in PARTS.values())
         if (folder / f"{name}.json").exists()
     }
+    for name, report in reports.items():
+        if report.unmeasured:
+            first = report.unmeasured[0]
+            raise click.ClickException(
+                f"{folder / name}.json was cut short: {len(report.unmeasured)} cells from {first.operation} on "
+                f"{first.ranks} ranks on were not measured (measure it again, or take it out of the folder)"
+            )
     if "main" in reports and (folder / "main.svg").exists():
         picture = PAGES[0].parent / "img" / picture_of(name_of(reports["main"].machine))
         picture.parent.mkdir(exist_ok=True)
@@ -294,4 +305,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except click.ClickException as error:
+        sys.exit(f"benchmarks.pages: {error.format_message()}")

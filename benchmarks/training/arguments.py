@@ -70,10 +70,8 @@ def command(
         round_seconds=round_ms / 1000,
         limit=limit,
     )
-    report, failed = run(plan, command=command_line("python -m benchmarks training"))
+    report, code = run(plan, command=command_line("python -m benchmarks training"), json_file=json_file)
     show(report, sys.stdout)
     for text in all_errors(report):
         click.echo(f"benchmarks: {text}", err=True)
-    if json_file is not None:
-        json_file.write_bytes(report.encode())
-    sys.exit(1 if failed else 0)
+    sys.exit(code)

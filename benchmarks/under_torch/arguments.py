@@ -128,12 +128,10 @@ def command(
         round_seconds=round_ms / 1000,
         limit=limit,
     )
-    report, failed = run(plan, command=command_line("python -m benchmarks torch"))
+    report, code = run(plan, command=command_line("python -m benchmarks torch"), json_file=json_file)
     show(report, sys.stdout, list(summary(report)))
     for text in all_errors(report):
         click.echo(f"benchmarks: {text}", err=True)
-    if json_file is not None:
-        json_file.write_bytes(report.encode())
-    if plot_file is not None:
+    if plot_file is not None and not report.unmeasured:
         draw(report, plot_file)
-    sys.exit(1 if failed else 0)
+    sys.exit(code)

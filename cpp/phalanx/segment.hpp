@@ -353,6 +353,7 @@ public:
 
 private:
     static constexpr int moment = 50;  // looks at the others, about a microsecond
+    static constexpr int crowded_moment = 8;  // where another rank could have the core meanwhile
     static constexpr std::uint64_t in_process = std::uint64_t{1} << 63;
 
     // For the ranks from `first` up to `last`; `awaited` says the same for a verdict.
@@ -372,7 +373,8 @@ private:
             return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
         };
         bool is_ready = ready();
-        for (int i = 0; i < moment && !is_ready; ++i) {
+        const int looks = this->crowded() ? crowded_moment : moment;
+        for (int i = 0; i < looks && !is_ready; ++i) {
             relax();
             is_ready = ready();
         }

@@ -43,6 +43,8 @@ struct Patience {
     int yields = 0;
     // After a yield that took longer, others than our ranks want the core.
     std::int64_t long_yield_ns = 50'000;
+    // A yield that took less has let nobody else run: the kernel prefers this rank for now, however often it yields.
+    static constexpr std::int64_t vain_yield_ns = 1'500;
 };
 
 // What ends a wait besides the event that it is for.
@@ -94,12 +96,12 @@ inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns) noexcept {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT, seen, &span, nullptr, 0);
 }
 
-// Gives the core away; true if it took long to get it back. Then a sleeper that is woken gets it back sooner than one that
-// stands in line.
-inline bool yield_was_long(const Patience& patience) noexcept {
+// Gives the core away. Returns how long it took to get it back. If that was long, a sleeper that is woken gets it back sooner
+// than one that stands in line.
+inline std::int64_t timed_yield() noexcept {
     const std::int64_t before = monotonic_ns();
     sched_yield();
-    return monotonic_ns() - before > patience.long_yield_ns;
+    return monotonic_ns() - before;
 }
 
 template <class Ready>
@@ -141,14 +143,18 @@ Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Rea
         if (ready()) return Outcome::done;
         if (i % 16 == 15 && yields > 0 && crowded()) {
             --yields;
-            others = detail::yield_was_long(patience);
+            others = detail::timed_yield() > patience.long_yield_ns;
         } else {
             relax();
         }
     }
     for (; yields > 0 && !others; --yields) {
         if (ready()) return Outcome::done;
-        others = detail::yield_was_long(patience);
+        const std::int64_t ns = detail::timed_yield();
+        others = ns > patience.long_yield_ns;
+        // Who is waited for needs this core, and gets it only if this rank sleeps. Rests are for another to run ahead, and
+        // cost more than a few yields in vain.
+        if (ns < Patience::vain_yield_ns && patience.spins == 0 && bound.rests == 0 && crowded()) break;
     }
     for (int i = 0; i < bound.rests; ++i) {
         const timespec span{0, Bound::rest_ns};

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.bench.sample_report import report
 
 from benchmarks import pages
-from phalanx.cli.bench.results import Machine
+from phalanx.cli.bench.results import CellName, Machine
 
 
 def test_the_pages_get_their_figures_and_keep_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +26,18 @@ def test_the_pages_get_their_figures_and_keep_their_words(tmp_path: Path, monkey
     pages.main(tmp_path)
     assert page.read_text(encoding="utf-8") == text
     assert readme.read_text(encoding="utf-8") == said
+
+
+def test_a_report_that_was_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the cells that a run came to would stand on the page as that of all."""
+    page, readme = copies(tmp_path, monkeypatch)
+    before = page.read_text(encoding="utf-8"), readme.read_text(encoding="utf-8")
+    (tmp_path / "main.json").write_bytes(report().encode())
+    cut_short = report(unmeasured=[CellName("gather", "float32", 2, 8)])
+    (tmp_path / "many.json").write_bytes(cut_short.encode())
+    with pytest.raises(click.ClickException, match=r"many\.json was cut short: 1 cells from gather on 2 ranks"):
+        pages.main(tmp_path)
+    assert (page.read_text(encoding="utf-8"), readme.read_text(encoding="utf-8")) == before
 
 
 def test_a_machine_has_its_own_section_and_leaves_those_of_others_alone(

@@ -91,13 +91,12 @@ def main() -> None:
     )
     with Network() as network, tempfile.TemporaryDirectory(prefix="phalanx-hosts-") as folder:
         command = f"python -m tests.soak.bench_hosts --ranks {arguments.ranks} --sizes {arguments.sizes}"
-        report, failed = run(plan, missing=missing, command=command, site=site_of(network, Path(folder)))
+        site = site_of(network, Path(folder))
+        report, code = run(plan, missing=missing, command=command, site=site, json_file=arguments.json)
     show(report, sys.stdout)
     for text in all_errors(report):
         print(text, file=sys.stderr)
-    if arguments.json is not None:
-        arguments.json.write_bytes(report.encode())
-    sys.exit(1 if failed else 0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

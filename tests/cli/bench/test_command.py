@@ -321,6 +321,64 @@ def test_a_signal_ends_all_and_leaves_nothing(tmp_path: Path, number: int) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def run_until_a_cell_is_written(command: list[str], file: Path, number: int) -> tuple[int, str, BenchReport]:
+    """Ends a command by a signal once its file has a cell: its exit code, what it wrote, and the file."""
+    process = subprocess.Popen(
+        [*command, "--json", str(file)],
+        env={**os.environ, "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: file.exists() or process.poll() is not None, 60)
+        assert BenchReport.decode(file.read_bytes()).cells, "whole at any moment"
+        # As `timeout` does it: to the process, and to its group.
+        process.send_signal(number)
+        os.killpg(process.pid, number)
+        said, _ = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert os.listdir(file.parent) == [file.name], "no temporary file is left"
+    return process.returncode, said, BenchReport.decode(file.read_bytes())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_cut_short_shows_and_keeps_what_it_has_measured(tmp_path: Path, number: int) -> None:
+    sizes = [8, *(1 << power for power in range(10, 24))]
+    command = [*BENCH, "all_reduce", "barrier", "-s", ",".join(map(str, sizes)), "--rounds", "20"]
+    code, said, found = run_until_a_cell_is_written(command, tmp_path / "x.json", number)
+    assert code == 128 + number
+    assert "Traceback" not in said
+    assert "all_reduce, 2 ranks, float32\n" in said
+    assert [cell.size for cell in [*found.cells, *found.unmeasured]] == [*sizes, 0]
+    assert found.cells
+    assert all(timing.seconds for cell in found.cells for timing in cell.timings)
+    assert f"cut short: {len(found.unmeasured)} of 16 cells were not measured: all_reduce on 2 ranks (" in said
+    assert said.rstrip().endswith("8 MiB); barrier on 2 ranks")
+
+
+@pytest.mark.parametrize("arguments", [["rpc", "--transport", "auto"], ["torch", "all_reduce", "-s", "4,1K,16K,1M,8M"]])
+def test_the_benchmarks_of_the_repository_keep_what_they_have_measured(tmp_path: Path, arguments: list[str]) -> None:
+    if arguments[0] == "torch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    command = [sys.executable, "-m", "benchmarks", *arguments, "--rounds", "50"]
+    code, said, found = run_until_a_cell_is_written(command, tmp_path / "x.json", signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in said
+    assert found.cells
+    assert found.unmeasured
+    assert f"cut short: {len(found.unmeasured)} of {len(found.cells) + len(found.unmeasured)} cells" in said
+
+
+def test_what_is_no_file_gets_one_report() -> None:
+    ended = bench("barrier", "all_reduce", "-s", "8,16", "--json", "/dev/stdout")
+    assert ended.returncode == 0
+    assert ended.stdout.count('"unmeasured"') == 1
+
+
 @needs_mpi4py
 @needs_mpirun("openmpi")
 @needs_mpirun("mpich")

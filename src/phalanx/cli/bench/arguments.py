@@ -190,15 +190,13 @@ def command(
         limit=limit,
         memory=memory,
     )
-    report, failed = run(plan, missing=missing, command=command_line("phalanx bench"))
+    report, code = run(plan, missing=missing, command=command_line("phalanx bench"), json_file=json_file)
     show(report, sys.stdout)
     for text in all_errors(report):
         click.echo(f"phalanx: {text}", err=True)
-    if json_file is not None:
-        json_file.write_bytes(report.encode())
-    if plot_file is not None:
+    if plot_file is not None and not report.unmeasured:
         draw(report, plot_file)
-    sys.exit(1 if failed else 0)
+    sys.exit(code)
 
 
 def _check_gpu(backend: str, in_segment: Sequence[str], peers: Sequence[Contender]) -> None:

@@ -69,6 +69,7 @@ class Measuring:
         folder: For everything that processes need; removed by the caller afterwards.
         limits: Of this machine.
         step: Called with a cell before it is measured, and with a text before processes start.
+        measured: Called after each cell.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Measuring:
         folder: Path,
         limits: MachineLimits,
         step: Callable[[Cell | str], None],
+        measured: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan, self._site, self._folder, self._limits, self._step = plan, site, folder, limits, step
+        self._measured = measured
         self._running: dict[str, BenchWorkers] = {}
         self._failures: dict[str, int] = {}
         self._started = 0
@@ -103,11 +106,12 @@ class Measuring:
                 for cell in self._plan.cells(ranks):
                     self._step(cell)
                     self.cells.append(self._measure(cell))
+                    self._measured()
+                self._end_all(BenchWorkers.end)
             except BaseException:
                 with _uninterrupted():
                     self._end_all(BenchWorkers.kill)
                 raise
-            self._end_all(BenchWorkers.end)
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +147,9 @@ class Measuring:
 
     def _end_all(self, how: Callable[[BenchWorkers], None]) -> None:
         while self._running:
-            how(self._running.popitem()[1])
+            name, workers = next(reversed(self._running.items()))
+            how(workers)
+            del self._running[name]  # not before: a signal that comes meanwhile has them killed
 
     # -- one cell ------------------------------------------------------------------------------------------------------
 

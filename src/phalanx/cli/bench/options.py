@@ -123,10 +123,16 @@ def command_line(program: str) -> str:
 
 
 def end_on_signals() -> None:
-    """SIGTERM and SIGHUP would end this process at once and leave others behind: now they end it as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Ctrl-C, SIGTERM and SIGHUP end this process by an exception: it ends its ranks and shows what it has measured."""
+    for number in _ENDING:
         signal.signal(number, _stop)
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
+    # `timeout` sends its signal twice, to the process and to its group: the second must not disturb the end.
+    for other in _ENDING:
+        signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)

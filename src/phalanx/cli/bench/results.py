@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+from pathlib import Path
 
 import msgspec
 
-__all__ = ["Bandwidth", "BenchReport", "CellResult", "Column", "Machine", "MemoryResult", "Timing"]
+__all__ = ["Bandwidth", "BenchReport", "CellName", "CellResult", "Column", "Machine", "MemoryResult", "Timing"]
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -40,13 +43,18 @@ class Timing(msgspec.Struct, frozen=True):
         return (high - low) / 2 / middle
 
 
-class CellResult(msgspec.Struct, frozen=True):
-    """One row."""
+class CellName(msgspec.Struct, frozen=True):
+    """The name of one row."""
 
     operation: str
     dtype: str
     ranks: int
     size: int
+
+
+class CellResult(CellName, frozen=True):
+    """One row."""
+
     timings: list[Timing]
     limit: float | None = None
     """The fewest seconds that the machine's memory allows: nothing can be faster."""
@@ -108,10 +116,27 @@ class BenchReport(msgspec.Struct, frozen=True):
     cells: list[CellResult]
     memory: list[MemoryResult]
     errors: list[str]
+    unmeasured: list[CellName] = []
+    """Cells that were planned and not reached: the run was cut short. Empty if it was not."""
 
     def encode(self) -> bytes:
         """As JSON, indented."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON. A reader finds the report before or this one, also if the process ends meanwhile."""
+        if path.exists() and not path.is_file():  # a pipe or a terminal, which cannot be replaced
+            path.write_bytes(self.encode())
+            return
+        path = path.resolve()  # a link stays one
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(self.encode())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
     @classmethod
     def decode(cls, data: bytes) -> BenchReport:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from .results import BenchReport, CellResult, Timing
+from .results import BenchReport, CellName, CellResult, Timing
 from .sizes import show_bytes, show_ratio, show_seconds, show_size
 from .summary import place, ratio, summary
 
@@ -92,7 +92,7 @@ def _more(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
-    """Peers that were asked for and not measured, with reasons."""
+    """Peers and cells that were asked for and not measured, with reasons."""
     labels = {column.name: column.label for column in report.columns}
     for name, reason in report.missing.items():
         yield f"{name} left out", reason
@@ -101,6 +101,18 @@ def left_out(report: BenchReport) -> Iterator[tuple[str, str]]:
     }
     for text in sorted(lacking):
         yield "n/a", text
+    if report.unmeasured:
+        planned = len(report.cells) + len(report.unmeasured)
+        which = "; ".join(_by_operation(report.unmeasured))
+        yield "cut short", f"{len(report.unmeasured)} of {planned} cells were not measured: {which}"
+
+
+def _by_operation(cells: Sequence[CellName]) -> Iterator[str]:
+    """Cells in words: operations, each with its sizes."""
+    for (operation, dtype, ranks), group in itertools.groupby(cells, key=lambda c: (c.operation, c.dtype, c.ranks)):
+        name = f"{operation}{f' {dtype}' if dtype not in ('', 'float32') else ''} on {ranks} ranks"
+        sizes = ", ".join(show_size(cell.size) for cell in group if cell.size)
+        yield f"{name} ({sizes})" if sizes else name
 
 
 def show(report: BenchReport, out: TextIO, more: Sequence[tuple[str, str]] = ()) -> None:
