@@ -363,6 +363,7 @@ private:
         awaited_ = {first, last};
         Bound bound = limits;
         bound.aborted = &aborted_;
+        bound.stamina = &stamina_;
         int known = first;  // ranks below are there
         leaver_ = -1;
         const auto ready = [&] {
@@ -458,6 +459,7 @@ private:
     PeerMemory peers_;
     bool reads_peers_ = false;
     Spreading spreading_;
+    Stamina stamina_;
     std::uint64_t step_ = 0;
     std::uint64_t waited_for_ = 0;
     std::pair<int, int> awaited_{0, 0};

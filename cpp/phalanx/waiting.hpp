@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdint>
@@ -47,6 +48,22 @@ struct Patience {
     static constexpr std::int64_t vain_yield_ns = 1'500;
 };
 
+// How many times longer than usual to try before sleeping. To wake many ranks takes so long on some machines, above all
+// virtual ones, that those who were woken first sleep again before the last one is there, and have to be woken once more for the
+// next step, and so on. So a sleep that was short makes this rank try longer before the next one.
+class Stamina {
+public:
+    int times() const noexcept { return times_; }
+
+    void slept(std::int64_t ns) noexcept { times_ = ns < short_ns ? std::min(2 * times_, most) : 1; }
+
+private:
+    static constexpr int most = 16;
+    static constexpr std::int64_t short_ns = 5'000'000;
+
+    int times_ = 1;
+};
+
 // What ends a wait besides the event that it is for.
 struct Bound {
     std::int64_t deadline_ns = 0;  // on the monotonic clock
@@ -57,6 +74,7 @@ struct Bound {
     bool resumable = false;
     // How many times longer than usual to try before sleeping: what is waited for is known to come soon.
     int eagerness = 1;
+    Stamina* stamina = nullptr;  // the same by what earlier waits have shown
     // How many times to rest before sleeping until woken, for `rest_ns` each: who is waited for is about to come to this
     // step and others after it, and need not stop to wake anybody.
     int rests = 0;
@@ -138,7 +156,7 @@ template <class Ready, class Crowded>
 Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Ready ready, Crowded crowded) {
     int yields = patience.yields;
     bool others = false;
-    const int spins = patience.spins * bound.eagerness;
+    const int spins = patience.spins * std::max(bound.eagerness, bound.stamina != nullptr ? bound.stamina->times() : 1);
     for (int i = 0; i < spins && !others; ++i) {
         if (ready()) return Outcome::done;
         if (i % 16 == 15 && yields > 0 && crowded()) {
@@ -162,7 +180,10 @@ Outcome wait_until(Bell& bell, const Patience& patience, const Bound& bound, Rea
         if (ready()) return Outcome::done;
         if (bound.aborted->load(std::memory_order_relaxed) != 0) break;
     }
-    return detail::wait_asleep(bell, bound, ready);
+    const std::int64_t since = monotonic_ns();
+    const Outcome outcome = detail::wait_asleep(bell, bound, ready);
+    if (bound.stamina != nullptr) bound.stamina->slept(monotonic_ns() - since);
+    return outcome;
 }
 
 template <class Ready>
