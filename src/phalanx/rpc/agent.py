@@ -313,7 +313,8 @@ class Agent:
         timeout: float | None,
         returns: Any,
     ) -> Any:
-        deadline = self._deadline(timeout)
+        plain = timeout is None and running_call.get() is None
+        deadline = Deadline(self._timeout) if plain else self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         try:
             link = self._connections.link_to(dst, deadline)

@@ -35,7 +35,7 @@ from .context import CallContext, running_call
 from .lanes import CallerLanes
 from .lending import Lending
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame, Waiter
-from .payload import FrameBody, decode_error, encode_value, read_value
+from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pipe import Found
 from .poller import LinkPoller
 from .signature import convert_result
@@ -199,12 +199,15 @@ class CallerLink(CallLink):
 
     def plain_result(self, pending: PendingCall, head: bytes) -> Any:
         """Returns the answer of a call, from its head: it has no payload."""
-        value = read_value(head, self.limits)
+        value = fast_value(head)
+        if value is NOT_FAST:
+            value = read_value(head, self.limits)
         return value if pending.returns is None else convert_result(value, pending.returns, pending.name)
 
     def _answered(self, pending: PendingCall, ok: bool) -> None:
         """Counts a call that has its answer, or the reason why there is none. To be called once for each."""
-        self._unattend(pending)
+        if pending.unattended:
+            self._unattend(pending)
         deadline = pending.deadline
         if deadline.seconds != math.inf:  # it began when its deadline was set
             CALLS.add(pending.name, self.world_rank, ok, time.monotonic() - (deadline.at - deadline.seconds))
@@ -278,8 +281,7 @@ class CallerLink(CallLink):
         try:
             head = outgoing.head
             plain = not lent and not outgoing.payload and not self.sends_cheaply
-            most = min(self.most_together, len(self.calls) // 2)  # the other rank is to begin soon
-            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, most):
+            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, self._most_held()):
                 if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
                     self.send_held()
                 return
@@ -303,6 +305,9 @@ class CallerLink(CallLink):
             and not self.needs_poller
             and not self.mover_lock.locked()
         )
+
+    def _most_held(self) -> int:
+        return min(self.most_together, len(self.calls) // 2)  # the other rank is to begin soon
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. The caller may change its arrays when this returns."""

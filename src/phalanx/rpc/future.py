@@ -10,7 +10,6 @@ from typing import Any
 
 from ..frames import hide_frames
 from .caller import CallerLink, PendingCall
-from .payload import NOT_FAST, fast_value
 
 __all__ = ["RpcFuture"]
 
@@ -78,10 +77,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         head = self._call.head
         if head is None:  # another thread has read it just now
             return self._value
-        value = fast_value(head) if self._call.returns is None else NOT_FAST
-        if value is NOT_FAST:
-            value = self._link.plain_result(self._call, head)
-        value = self.__dict__.setdefault("_value", value)
+        value = self.__dict__.setdefault("_value", self._link.plain_result(self._call, head))
         self._call.head = None  # it may be large, and the program may keep the future
         return value
 

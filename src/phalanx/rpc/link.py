@@ -613,7 +613,8 @@ class CallLink(ABC):
     def stop_moving(self) -> None:
         """Ends the mover's part, and wakes a waiting thread to take it."""
         self.mover_lock.release()
-        self._wake_next()
+        if self._waiting or self.ended is not None:
+            self._wake_next()
 
     def _wake_next(self) -> None:
         if self.ended is not None:
