@@ -870,3 +870,23 @@ def callbacks(agent: Agent) -> None:
 @pytest.mark.parametrize("workers", [1, 8])
 def test_callbacks_that_call_again(where: str, workers: int) -> None:
     run(where, 2, serve, callbacks, workers=workers)
+
+
+def cancelled_among_others(agent: Agent) -> list[tuple[int, int]]:
+    """Futures that are given up before they are waited for, and while they are."""
+    agent.register("tell", lambda words: None)
+    found = []
+    for seconds in (0.0, 0.2):
+        futures = [agent.call_async(1, "work", timeout=20), agent.call_async(1, "begun")]
+        later = threading.Timer(seconds, futures[0].cancel)
+        later.start()
+        if not seconds:
+            later.join()
+        done, _ = concurrent.futures.wait(futures, timeout=5)
+        found.append((len(done), len(list(concurrent.futures.as_completed(futures, timeout=5)))))
+        assert futures[0].cancel()  # once more
+    return found
+
+
+def test_a_future_that_is_cancelled_counts_as_done_where_several_are_waited_for(where: str) -> None:
+    assert run(where, 2, serve_work, cancelled_among_others) == [(2, 2), (2, 2)]

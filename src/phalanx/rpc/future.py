@@ -16,7 +16,7 @@ __all__ = ["RpcFuture"]
 
 
 _NOTHING: Any = object()
-_PENDING = "PENDING"  # as concurrent.futures names it
+_PENDING, _CANCELLED = "PENDING", "CANCELLED"  # as concurrent.futures names them
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
@@ -115,6 +115,9 @@ class RpcFuture(concurrent.futures.Future[Any]):
         """Gives the call up; False if it is done. If the other rank has not begun it, it never will."""
         if not super().cancel():
             return False
+        with self._condition:
+            if self._state == _CANCELLED:  # `wait` and `as_completed` count it from the next state on
+                self.set_running_or_notify_cancel()
         self._link.abandon(self._call, None)
         return True
 
