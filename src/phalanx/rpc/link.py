@@ -101,24 +101,30 @@ def read_request(request: Frame | bytes, limits: Limits) -> CallFields:
 
 
 class Waiter:
-    """A thread that waits for something on a link. `done` says that it has happened."""
+    """Something on a link that a thread waits for, or several. `done` says that it has happened."""
 
     done = False
     spun = False
     """Whether it has looked for bytes again and again already, and is to sleep at once."""
-    _sleep: Any = None
+    _sleep: list[Any] | None = None
+    """The locks of the threads that sleep."""
 
     def prepare_to_sleep(self) -> Any:
-        """Returns a lock to sleep on; `wake` releases it."""
-        lock = self._sleep = threading.Lock()
+        """Returns a lock to sleep on, which is the calling thread's alone; `wake` releases it."""
+        lock = threading.Lock()
         lock.acquire()
+        self.__dict__.setdefault("_sleep", []).append(lock)  # of two threads, one makes the list
         return lock
 
     def wake(self) -> None:
-        """Wakes the thread: it is done, or has to become the mover."""
-        sleep, self._sleep = self._sleep, None
-        if sleep is not None:
-            sleep.release()
+        """Wakes the threads: it is done, or one of them has to become the mover."""
+        sleep = self._sleep
+        while sleep:
+            try:
+                lock = sleep.pop()
+            except IndexError:  # another thread took it
+                return
+            lock.release()
 
 
 class _Unsent:
@@ -573,7 +579,7 @@ class CallLink(ABC):
                 # The mover may have stopped just before: then no thread would wake this one.
                 if not waiter.done and self.mover_lock.locked():
                     woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
-                if waiter in self._waiting:
+                with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
                     self._waiting.remove(waiter)
             if not waiter.done and deadline.expired:
                 if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
