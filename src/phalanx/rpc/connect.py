@@ -144,7 +144,7 @@ class Connections:
             if self._backend.forked:
                 self._backend.check_usable()
             if dst.ended is not None:
-                raise dst.ended
+                raise dst.why_ended()
             return dst
         self._backend.check_usable()
         if self.closed:

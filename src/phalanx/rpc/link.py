@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
+from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
@@ -283,7 +283,7 @@ class CallLink(ABC):
         try:
             with self._sending:
                 if self.ended is not None:
-                    raise self.ended
+                    raise self.why_ended()
                 count, tried = 0, not self._unsent
                 if tried:
                     count = self.pipe.send(kind, call, head, buffers, payload)
@@ -310,8 +310,7 @@ class CallLink(ABC):
             self._end_if_cut_short()
             raise
         self.end(failure)
-        assert self.ended is not None
-        raise self.ended
+        raise self.why_ended()
 
     def hold(self, kind: int, call: int, head: bytes, most: int) -> bool:
         """Keeps a frame without a payload back, to save system calls and wake-ups: the next one takes it along.
@@ -664,6 +663,15 @@ class CallLink(ABC):
         for waiter in list(self._waiting):
             waiter.wake()
         self.dispose()
+
+    def why_ended(self) -> BaseException:
+        """The reason for the end, to be raised.
+
+        A copy: the link would keep the traceback of its own one, which grows with every raise, and all that the frames
+        in it hold.
+        """
+        assert self.ended is not None
+        return copy_for_raise(self.ended, self.ended.operation, self.ended.rank)
 
     def give_stream_away(self) -> None:
         """Ends the link, but not the connection: it has become a lane of another link."""
