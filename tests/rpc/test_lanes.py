@@ -362,3 +362,25 @@ def test_a_caller_that_goes_away_in_between_is_no_breach_of_the_protocol() -> No
     assert isinstance(link.ended, ChannelClosed)
     link.stream.close()
     other.close()
+
+
+@needs_core
+def test_lanes_that_find_no_descriptors_leave_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, sockets = socket.socketpair(), [socket.socketpair() for _ in range(2)]
+    pipe = open_pipe(Stream(ends[0]))
+    made: list[int] = []
+    duplicate = os.dup
+
+    def only_one(fd: int) -> int:
+        if made:
+            raise OSError(24, "Too many open files")
+        made.append(duplicate(fd))
+        return made[0]
+
+    monkeypatch.setattr(os, "dup", only_one)
+    with pytest.raises(OSError, match="Too many"):
+        pipe.open_lanes([Stream(one) for one, _ in sockets])
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(made[0])
+    for one in [*ends, *(one for pair in sockets for one in pair)]:
+        one.close()
