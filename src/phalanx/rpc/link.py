@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
+from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
@@ -194,6 +194,8 @@ class CallLink(ABC):
         self.lanes: CallerLanes | ServerLanes | None = None
         """The agreement on further connections for long payloads, where there can be some."""
         self._is_given_away = False
+        self.is_parents = False
+        """Whether this process is a forked child: then the connection is the parent's."""
         self.moved_by_waiter_at = 0.0
         """When a waiting thread was the mover last."""
         self.needs_poller = True
@@ -560,7 +562,13 @@ class CallLink(ABC):
             self.end(ChannelClosed(self.peer, "an interrupt or a lack of memory cut a message short"))
 
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
-        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
+        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first.
+
+        Raises:
+            Closed: This process is a forked child, and nothing will ever come.
+        """
+        if self.is_parents:
+            raise Closed(f"a forked child cannot wait for what rank {self.peer} sends: the parent process gets it")
         if self.pipe.held:
             self.send_held()
         while not waiter.done:
