@@ -903,7 +903,8 @@ def waited_for_by_many(agent: Agent) -> list[float]:
     for how in ("result", "exception"):
         future = agent.call_async(1, "wait", 0.3, timeout=20)
         began = time.monotonic()
-        found = at_once(6, lambda _number, wait=getattr(future, how): (wait(), time.monotonic()))
+        wait = future.result if how == "result" else future.exception
+        found = at_once(6, lambda _number, wait=wait: (wait(), time.monotonic()))
         assert {value for value, _ in found} == {0.3 if how == "result" else None}
         times += [at - began for _, at in found]
     return times

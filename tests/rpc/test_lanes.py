@@ -338,7 +338,7 @@ def test_descriptors_are_given_back() -> None:
 
 
 class GoneLink:
-    """A link whose other side goes away while lanes are agreed on: as by Ctrl-C in the middle of its first long call."""
+    """A link whose other side goes away while lanes are agreed on, as by Ctrl-C in its first long call."""
 
     peer = 0
     ended: Exception | None = None

@@ -679,7 +679,7 @@ class CallLink(ABC):
         in it hold.
         """
         assert self.ended is not None
-        return copy_for_raise(self.ended, self.ended.operation, self.ended.rank)
+        return copy_for_raise(self.ended, self.ended.operation or "", self.ended.rank)
 
     def give_stream_away(self) -> None:
         """Ends the link, but not the connection: it has become a lane of another link."""

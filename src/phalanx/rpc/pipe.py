@@ -220,7 +220,7 @@ class _NativePipe(Pipe):
         sockets: list[int] = []
         try:
             for stream in streams:
-                sockets.append(os.dup(stream.fd))
+                sockets.append(os.dup(stream.fd))  # noqa: PERF401 - those before one that fails are closed below
         except OSError:  # there are no more descriptors to be had
             for socket in sockets:
                 os.close(socket)
