@@ -296,3 +296,21 @@ def notify_and_rest(agent: Agent, path: str) -> str:
 @pytest.mark.parametrize("where", ["rings", "tcp", "pure"])
 def test_a_notification_that_waits_in_the_queue_goes_although_no_call_follows(where: str, tmp_path: Path) -> None:
     assert run(where, 2, serve_sizes, notify_and_rest, str(tmp_path / "sizes")) == repr([7 << 20])
+
+
+def close_after_giving_up(group: px.Group) -> float:
+    """Seconds to close an agent that has given up calls to itself, whose long results nobody reads."""
+    agent = Agent(group, timeout=20)
+    serve(agent)
+    for _ in range(4):
+        future = agent.call_async(0, "give", 32 << 20)
+        time.sleep(0.002)
+        future.cancel()
+    time.sleep(0.3)
+    began = time.monotonic()
+    agent.close()
+    return time.monotonic() - began
+
+
+def test_closing_does_not_wait_for_results_that_nobody_wants() -> None:
+    assert run_ranks(1, close_after_giving_up, backend="mesh", options=px.Options(transport="tcp"))[0] < bound(5.0)
