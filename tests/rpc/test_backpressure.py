@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,3 +273,44 @@ def notify_while_the_agent_writes(agent: Agent) -> float:
 
 def test_a_caller_is_woken_by_room_that_another_thread_made(stream: str) -> None:
     assert run(stream, 2, serve, notify_while_the_agent_writes) < 10
+
+
+def serve_sizes(agent: Agent) -> None:
+    sizes: list[int] = []
+    agent.register("note", lambda text, path: (sizes.append(len(text)), Path(path).write_text(repr(sizes))))
+    agent.register("pid", os.getpid)
+
+
+def notify_and_rest(agent: Agent, path: str) -> str:
+    """Notifies a rank that reads nothing for a moment, and makes no other call after that."""
+    pid = agent.call(1, "pid")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        agent.notify(1, "note", "x" * (7 << 20), path)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(Path(path).exists, "what was notified")
+    return Path(path).read_text()
+
+
+@pytest.mark.parametrize("where", ["rings", "tcp", "pure"])
+def test_a_notification_that_waits_in_the_queue_goes_although_no_call_follows(where: str, tmp_path: Path) -> None:
+    assert run(where, 2, serve_sizes, notify_and_rest, str(tmp_path / "sizes")) == repr([7 << 20])
+
+
+def close_after_giving_up(group: px.Group) -> float:
+    """Seconds to close an agent that has given up calls to itself, whose long results nobody reads."""
+    agent = Agent(group, timeout=20)
+    serve(agent)
+    for _ in range(4):
+        future = agent.call_async(0, "give", 32 << 20)
+        time.sleep(0.002)
+        future.cancel()
+    time.sleep(0.3)
+    began = time.monotonic()
+    agent.close()
+    return time.monotonic() - began
+
+
+def test_closing_does_not_wait_for_results_that_nobody_wants() -> None:
+    assert run_ranks(1, close_after_giving_up, backend="mesh", options=px.Options(transport="tcp"))[0] < bound(5.0)

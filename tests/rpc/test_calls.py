@@ -18,6 +18,7 @@ from tests.lateness import bound
 from tests.rpc.support import at_once, error_of, request, run, until
 
 import phalanx as px
+from phalanx.deadline import Deadline
 from phalanx.errors import (
     Cancelled,
     FunctionNotFound,
@@ -28,7 +29,11 @@ from phalanx.errors import (
     UsageError,
 )
 from phalanx.rpc import Agent, current_call, time_left
+from phalanx.rpc.caller import CallerLink, PendingCall
+from phalanx.rpc.future import RpcFuture
+from phalanx.rpc.payload import fast_value
 from phalanx.wire.calls import CallKind
+from phalanx.wire.packing import pack
 
 FEW = ["star", "classic mesh", "pure", "subgroup", "sub-backend"]
 """Worlds that only some tests run in."""
@@ -870,3 +875,69 @@ def callbacks(agent: Agent) -> None:
 @pytest.mark.parametrize("workers", [1, 8])
 def test_callbacks_that_call_again(where: str, workers: int) -> None:
     run(where, 2, serve, callbacks, workers=workers)
+
+
+def cancelled_among_others(agent: Agent) -> list[tuple[int, int]]:
+    """Futures that are given up before they are waited for, and while they are."""
+    agent.register("tell", lambda words: None)
+    found = []
+    for seconds in (0.0, 0.2):
+        futures = [agent.call_async(1, "work", timeout=20), agent.call_async(1, "begun")]
+        later = threading.Timer(seconds, futures[0].cancel)
+        later.start()
+        if not seconds:
+            later.join()
+        done, _ = concurrent.futures.wait(futures, timeout=5)
+        found.append((len(done), len(list(concurrent.futures.as_completed(futures, timeout=5)))))
+        assert futures[0].cancel()  # once more
+    return found
+
+
+def test_a_future_that_is_cancelled_counts_as_done_where_several_are_waited_for(where: str) -> None:
+    assert run(where, 2, serve_work, cancelled_among_others) == [(2, 2), (2, 2)]
+
+
+def waited_for_by_many(agent: Agent) -> list[float]:
+    """Seconds until each of several threads that wait for one future has its result."""
+    times = []
+    for how in ("result", "exception"):
+        future = agent.call_async(1, "wait", 0.3, timeout=20)
+        began = time.monotonic()
+        wait = future.result if how == "result" else future.exception
+        found = at_once(6, lambda _number, wait=wait: (wait(), time.monotonic()))
+        assert {value for value, _ in found} == {0.3 if how == "result" else None}
+        times += [at - began for _, at in found]
+    return times
+
+
+def serve_wait(agent: Agent) -> None:
+    agent.register("wait", lambda seconds: (time.sleep(seconds), seconds)[1])
+
+
+def test_every_thread_that_waits_for_a_future_is_woken(where: str) -> None:
+    assert max(run(where, 2, serve_wait, waited_for_by_many)) < bound(5.0)
+
+
+def test_a_result_that_another_thread_reads_just_now_is_the_same_one() -> None:
+    """One thread has seen that the answer came, and reads it. Another needs the base class, and is a step behind."""
+    call = PendingCall("echo", Deadline(10.0), None)
+    call.head, call.done = pack([1]), True
+    read = [1]
+
+    def the_other_reads() -> None:
+        future.__dict__.setdefault("_value", read)
+        call.head = None
+
+    class Link:
+        def plain_result(self, _call: PendingCall, head: bytes) -> Any:
+            the_other_reads()
+            return fast_value(head)
+
+        def result(self, call: PendingCall) -> Any:
+            the_other_reads()
+            return CallerLink.result(self, call)  # type: ignore[arg-type]
+
+    future = RpcFuture(Link(), call)  # type: ignore[arg-type]
+    assert future.exception() is None
+    assert future.result() is read
+    assert concurrent.futures.Future.result(future) is read

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -649,6 +650,37 @@ def forked(agent: Agent) -> None:
 
 def test_a_fork_leaves_the_parents_agent_alone(processes: str) -> None:
     run(processes, 2, serve, forked)
+
+
+def wait_in_a_child(agent: Agent) -> tuple[list[str], Any]:
+    """What a forked child hears of a call that its parent has begun, and what the parent gets."""
+    future = agent.call_async(1, "wait", 0.5)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            found = [type(error_of(future.result)).__name__, type(error_of(future.exception)).__name__]
+            os.write(writing, " ".join(found).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], 10.0)
+    heard = os.read(reading, 1000).decode().split() if ready else ["nothing"]
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reading)
+    return heard, future.result()
+
+
+def test_a_forked_child_does_not_wait_for_the_answers_of_its_parent(processes: str) -> None:
+    heard, result = run(processes, 2, serve_wait, wait_in_a_child)
+    assert heard == ["Closed", "Closed"]
+    assert result == 0.5
+
+
+def serve_wait(agent: Agent) -> None:
+    agent.register("wait", lambda seconds: (time.sleep(seconds), seconds)[1])
 
 
 def interrupted(agent: Agent, seed: int) -> list[str]:

@@ -25,6 +25,7 @@ from phalanx.rpc.pipe import Pipe, open_pipe
 from phalanx.testing import run_ranks
 from phalanx.transports.stream import Stream, StreamEnded, read_exactly, write_all
 from phalanx.wire.calls import HEADER_SIZE, CallKind, pack_header
+from phalanx.wire.packing import pack
 
 needs_core = pytest.mark.skipif(not _native.available, reason="lanes need the core (PHALANX_PURE is set)")
 LONG = 16 << 20
@@ -334,3 +335,52 @@ def count_descriptors(agent: Agent) -> tuple[int, int]:
 def test_descriptors_are_given_back() -> None:
     more, lanes = run("tcp", 2, serve, count_descriptors)
     assert more == lanes >= 2
+
+
+class GoneLink:
+    """A link whose other side goes away while lanes are agreed on, as by Ctrl-C in its first long call."""
+
+    peer = 0
+    ended: Exception | None = None
+    lanes = None
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.stream = Stream(sock)
+
+    def send(self, kind: int, call: int, head: bytes) -> bool:
+        raise ChannelClosed(self.peer, "the connection was closed by the other side")
+
+    def end(self, error: Exception) -> None:
+        self.ended = error
+
+
+def test_a_caller_that_goes_away_in_between_is_no_breach_of_the_protocol() -> None:
+    sock, other = socket.socketpair()
+    link: Any = GoneLink(sock)
+    lanes.ServerLanes(link, 2, []).handle(0, pack((bytes(16), 2)))  # what it offered cannot be answered
+    lanes.ServerLanes(link, 2, []).handle(1, bytes(16))  # and what it has dialled belongs to no link
+    assert isinstance(link.ended, ChannelClosed)
+    link.stream.close()
+    other.close()
+
+
+@needs_core
+def test_lanes_that_find_no_descriptors_leave_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, sockets = socket.socketpair(), [socket.socketpair() for _ in range(2)]
+    pipe = open_pipe(Stream(ends[0]))
+    made: list[int] = []
+    duplicate = os.dup
+
+    def only_one(fd: int) -> int:
+        if made:
+            raise OSError(24, "Too many open files")
+        made.append(duplicate(fd))
+        return made[0]
+
+    monkeypatch.setattr(os, "dup", only_one)
+    with pytest.raises(OSError, match="Too many"):
+        pipe.open_lanes([Stream(one) for one, _ in sockets])
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(made[0])
+    for one in [*ends, *(one for pair in sockets for one in pair)]:
+        one.close()

@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -318,3 +319,34 @@ def test_copies_of_a_handle_and_odd_names() -> None:
 def test_an_agent_of_something_else() -> None:
     with pytest.raises(px.errors.UsageError, match="group='x' is not valid"):
         px.rpc.Agent("x")  # type: ignore[arg-type]
+
+
+def call_what_is_gone(group: px.Group) -> list[int]:
+    """How deep the tracebacks are of calls to an object whose rank has closed its agent."""
+    agent = px.rpc.Agent(group)
+    agent.register("Counter", Counter)
+    group.barrier()
+    depths = []
+    if group.rank == 0:
+        counter = agent.create(1, "Counter")
+        group.barrier()
+        group.barrier()
+        for number in range(60):
+            try:
+                counter.increment() if number % 2 else counter.increment.call_async().result()
+            except px.PeerLost as error:
+                depths.append(len(list(traceback.walk_tb(error.__traceback__))))
+    else:
+        group.barrier()
+        agent.close()
+        group.barrier()
+    group.barrier()
+    agent.close()
+    return depths
+
+
+def test_every_call_to_what_is_gone_raises_an_error_of_its_own() -> None:
+    """If it were the link's, its traceback would grow with each, and keep alive what the frames in it hold."""
+    depths = run_ranks(2, call_what_is_gone, backend="mesh")[0]
+    assert len(depths) == 60
+    assert max(depths) < 20

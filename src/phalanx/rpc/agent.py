@@ -285,6 +285,7 @@ class Agent:
                 for pending in list(link.calls.values()):
                     if pending.stream is None:
                         link.wait(pending, deadline)
+                link.poll_now()  # or nobody reads the answers of calls that were given up, which this rank may send
             pause = 50e-6
             while self._busy() and not deadline.expired:
                 time.sleep(pause)

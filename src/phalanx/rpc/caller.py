@@ -641,7 +641,6 @@ class _RoomWaiter(Waiter):
     def __init__(self, link: CallLink, allowed: int) -> None:
         self._link = link
         self._allowed = allowed
-        self._sleep = None
 
     @property
     def done(self) -> bool:  # type: ignore[override]

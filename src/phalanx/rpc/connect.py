@@ -144,7 +144,7 @@ class Connections:
             if self._backend.forked:
                 self._backend.check_usable()
             if dst.ended is not None:
-                raise dst.ended
+                raise dst.why_ended()
             return dst
         self._backend.check_usable()
         if self.closed:
@@ -387,6 +387,7 @@ def _accept(connections: weakref.ref[Connections], src: int, stream: Stream) -> 
 def _abandon(callers: dict[int, CallerLink], servers: set[ServerLink]) -> None:
     """Leaves the links alone in a forked child: they are the parent's."""
     for link in [*callers.values(), *servers]:
+        link.is_parents = True
         link.stream.abandon()
         link.pipe.close_lanes(forked=True)
 

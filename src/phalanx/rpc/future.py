@@ -15,7 +15,7 @@ __all__ = ["RpcFuture"]
 
 
 _NOTHING: Any = object()
-_PENDING = "PENDING"  # as concurrent.futures names it
+_PENDING, _CANCELLED = "PENDING", "CANCELLED"  # as concurrent.futures names them
 
 
 class RpcFuture(concurrent.futures.Future[Any]):
@@ -65,18 +65,15 @@ class RpcFuture(concurrent.futures.Future[Any]):
         try:
             if not self._call.done:
                 self._wait(timeout)
-            if self._made is None and self._call.head is not None:
-                return self._read()
+            if self._made is None and (head := self._call.head) is not None:
+                return self._read(head)
             return super().result(self._rest(timeout))
         except BaseException as error:
             hide_frames(error)
             raise
 
-    def _read(self) -> Any:
+    def _read(self, head: bytes) -> Any:
         """The value of a plain answer: the same one for all threads that ask."""
-        head = self._call.head
-        if head is None:  # another thread has read it just now
-            return self._value
         value = self.__dict__.setdefault("_value", self._link.plain_result(self._call, head))
         self._call.head = None  # it may be large, and the program may keep the future
         return value
@@ -111,6 +108,9 @@ class RpcFuture(concurrent.futures.Future[Any]):
         """Gives the call up; False if it is done. If the other rank has not begun it, it never will."""
         if not super().cancel():
             return False
+        with self._condition:
+            if self._state == _CANCELLED:  # `wait` and `as_completed` count it from the next state on
+                self.set_running_or_notify_cancel()
         self._link.abandon(self._call, None)
         return True
 
@@ -121,10 +121,14 @@ class RpcFuture(concurrent.futures.Future[Any]):
             return
         call = self._call
         call.on_finish = None  # or the link would keep this alive, if the call is a stream
-        if call.head is None and call.frame is None and call.error is None and self._value is _NOTHING:
+        head = call.head  # before looking at `_value`: another thread may set that, and then take this away
+        if head is None and call.frame is None and call.error is None and self._value is _NOTHING:
             return  # given up, by `cancel`
         try:
-            value = self._link.result(call) if self._value is _NOTHING else self._value
+            if self._value is not _NOTHING:
+                value = self._value
+            else:
+                value = self._link.result(call) if head is None else self._link.plain_result(call, head)
         except BaseException as error:
             self._settle(None, error)
             if not isinstance(error, Exception):  # Ctrl-C, perhaps: this thread hears of it, too
@@ -132,7 +136,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
         else:
             self._settle(value, None)
         finally:
-            call.frame = None  # it may be large, and the program may keep the future
+            call.head = call.frame = None  # it may be large, and the program may keep the future
 
     def take_stream(self) -> None:
         """Takes the reader of a stream that has begun, so that it lives as long as this future."""
@@ -142,12 +146,11 @@ class RpcFuture(concurrent.futures.Future[Any]):
     def _settle(self, value: Any, error: BaseException | None) -> None:
         try:
             if error is None:
-                self.set_result(value)
-                self.__dict__.setdefault("_value", value)
+                self.set_result(self.__dict__.setdefault("_value", value))
             else:
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:  # cancelled just now
-            pass
+            self.__dict__.pop("_value", None)
 
     def _invoke_callbacks(self) -> None:
         # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.

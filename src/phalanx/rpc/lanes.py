@@ -77,6 +77,9 @@ class LanedLink(Protocol):
     def give_stream_away(self) -> None:
         """Ends the link, but not the connection."""
 
+    def end(self, error: Exception) -> None:
+        """Ends the link and the connection."""
+
 
 class CallerLanes:
     """The side that offers and opens lanes.
@@ -125,7 +128,7 @@ class CallerLanes:
         try:
             for _ in range(count):
                 streams.append(self._dial(deadline))
-                if type(streams[-1]) is not Stream:
+                if type(streams[-1]) is not Stream or link.ended is not None:
                     return
             # Before the other side can use them: it does as soon as all have come.
             link.pipe.open_lanes(streams)
@@ -173,7 +176,8 @@ class ServerLanes:
             raise ProtocolError("protocol error: an offer of lanes that is malformed, or the second one")
         self._secret = secret
         self._agreed = min(most, self._most) if type(self._link.stream) is Stream else 0
-        self._link.send(CallKind.LANES, 0, pack(self._agreed))
+        with contextlib.suppress(PhalanxError):  # it has gone away meanwhile, as the mover will find
+            self._link.send(CallKind.LANES, 0, pack(self._agreed))
 
     def _join(self, number: int, secret: bytes) -> None:
         link = self._link
@@ -186,10 +190,10 @@ class ServerLanes:
                 and hmac.compare_digest(lanes._secret, secret)
             ):
                 if other is link or self._secret or link.pipe.ahead or not lanes._seat(number, link.stream):
-                    break
+                    raise ProtocolError("protocol error: a lane of a link that does not want it")
                 link.give_stream_away()
                 return
-        raise ProtocolError("protocol error: a lane of a link that does not want it")
+        link.end(ChannelClosed(link.peer, "this connection was to be a lane of another one, which has ended"))
 
     def _seat(self, number: int, stream: Stream) -> bool:
         """Takes a connection as a lane; with the last, opens them all. False if there is no such seat."""

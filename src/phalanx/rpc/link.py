@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, InvalidMessage, PhalanxError, ProtocolError
+from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
@@ -101,24 +101,30 @@ def read_request(request: Frame | bytes, limits: Limits) -> CallFields:
 
 
 class Waiter:
-    """A thread that waits for something on a link. `done` says that it has happened."""
+    """Something on a link that a thread waits for, or several. `done` says that it has happened."""
 
     done = False
     spun = False
     """Whether it has looked for bytes again and again already, and is to sleep at once."""
-    _sleep: Any = None
+    _sleep: list[Any] | None = None
+    """The locks of the threads that sleep."""
 
     def prepare_to_sleep(self) -> Any:
-        """Returns a lock to sleep on; `wake` releases it."""
-        lock = self._sleep = threading.Lock()
+        """Returns a lock to sleep on, which is the calling thread's alone; `wake` releases it."""
+        lock = threading.Lock()
         lock.acquire()
+        self.__dict__.setdefault("_sleep", []).append(lock)  # of two threads, one makes the list
         return lock
 
     def wake(self) -> None:
-        """Wakes the thread: it is done, or has to become the mover."""
-        sleep, self._sleep = self._sleep, None
-        if sleep is not None:
-            sleep.release()
+        """Wakes the threads: it is done, or one of them has to become the mover."""
+        sleep = self._sleep
+        while sleep:
+            try:
+                lock = sleep.pop()
+            except IndexError:  # another thread took it
+                return
+            lock.release()
 
 
 class _Unsent:
@@ -188,6 +194,8 @@ class CallLink(ABC):
         self.lanes: CallerLanes | ServerLanes | None = None
         """The agreement on further connections for long payloads, where there can be some."""
         self._is_given_away = False
+        self.is_parents = False
+        """Whether this process is a forked child: then the connection is the parent's."""
         self.moved_by_waiter_at = 0.0
         """When a waiting thread was the mover last."""
         self.needs_poller = True
@@ -277,7 +285,7 @@ class CallLink(ABC):
         try:
             with self._sending:
                 if self.ended is not None:
-                    raise self.ended
+                    raise self.why_ended()
                 count, tried = 0, not self._unsent
                 if tried:
                     count = self.pipe.send(kind, call, head, buffers, payload)
@@ -304,8 +312,7 @@ class CallLink(ABC):
             self._end_if_cut_short()
             raise
         self.end(failure)
-        assert self.ended is not None
-        raise self.ended
+        raise self.why_ended()
 
     def hold(self, kind: int, call: int, head: bytes, most: int) -> bool:
         """Keeps a frame without a payload back, to save system calls and wake-ups: the next one takes it along.
@@ -555,7 +562,13 @@ class CallLink(ABC):
             self.end(ChannelClosed(self.peer, "an interrupt or a lack of memory cut a message short"))
 
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
-        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first."""
+        """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first.
+
+        Raises:
+            Closed: This process is a forked child, and nothing will ever come.
+        """
+        if self.is_parents:
+            raise Closed(f"a forked child cannot wait for what rank {self.peer} sends: the parent process gets it")
         if self.pipe.held:
             self.send_held()
         while not waiter.done:
@@ -573,7 +586,7 @@ class CallLink(ABC):
                 # The mover may have stopped just before: then no thread would wake this one.
                 if not waiter.done and self.mover_lock.locked():
                     woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
-                if waiter in self._waiting:
+                with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
                     self._waiting.remove(waiter)
             if not waiter.done and deadline.expired:
                 if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
@@ -659,6 +672,15 @@ class CallLink(ABC):
         for waiter in list(self._waiting):
             waiter.wake()
         self.dispose()
+
+    def why_ended(self) -> BaseException:
+        """The reason for the end, to be raised.
+
+        A copy: the link would keep the traceback of its own one, which grows with every raise, and all that the frames
+        in it hold.
+        """
+        assert self.ended is not None
+        return copy_for_raise(self.ended, self.ended.operation or "", self.ended.rank)
 
     def give_stream_away(self) -> None:
         """Ends the link, but not the connection: it has become a lane of another link."""

@@ -217,7 +217,15 @@ class _NativePipe(Pipe):
 
     def open_lanes(self, streams: Sequence[Stream]) -> None:
         assert self.native is not None
-        self.native.open_lanes([os.dup(stream.fd) for stream in streams])
+        sockets: list[int] = []
+        try:
+            for stream in streams:
+                sockets.append(os.dup(stream.fd))  # noqa: PERF401 - those before one that fails are closed below
+        except OSError:  # there are no more descriptors to be had
+            for socket in sockets:
+                os.close(socket)
+            raise
+        self.native.open_lanes(sockets)
         self.slice = LENT_SLICE
 
     def sever_lanes(self) -> None:

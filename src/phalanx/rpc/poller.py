@@ -202,8 +202,10 @@ class LinkPoller:
             link.end(error)
         finally:
             link.stop_moving()
-        if link.ended is not None or not link.needs_poller:
+        if not _needs(link):
             self.forget(link)
+            if _needs(link):  # again, or since then: whoever asked just now found it watched
+                self.watch(link)
         elif link.only_poller_moves and link.is_paused:
             self._changed = True
 
@@ -261,3 +263,8 @@ class LinkPoller:
                     return
                 alarm = heapq.heappop(self._alarms)[2]
             alarm()
+
+
+def _needs(link: CallLink) -> bool:
+    """Whether a link needs the agent's thread: to read, or to write what waits."""
+    return link.ended is None and (link.needs_poller or link.queued_bytes > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -142,7 +143,8 @@ class ServerLink(ThrottledLink[ServedCall]):
             if agreement.complete:
                 raise ProtocolError("protocol error: it offers a second ring")
             offer = agreement.offer() if agreement.accept(words) else b""
-            self.send(CallKind.RING, 0, offer)
+            with contextlib.suppress(PhalanxError):  # it has gone away meanwhile, as the mover will find
+                self.send(CallKind.RING, 0, offer)
         else:
             agreement.close()
             self._agreed = True
