@@ -20,6 +20,7 @@ from tests.torch_backend.support import all_gather_single, reduce_scatter_single
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from phalanx.torch_backend import fast_calls
 from phalanx.torch_backend.collective_work import PreparedWork
 from phalanx.torch_backend.fast_calls import are_available
 from phalanx.torch_backend.work import FinishedWork
@@ -550,6 +551,53 @@ def test_a_handle_that_the_program_keeps() -> None:
             pickle.dumps(later)
 
     together(2, body)
+
+
+class Counted:
+    """A function that a program has put in the place of another: it has no code of its own."""
+
+    def __init__(self, function: Call) -> None:
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+def test_functions_that_a_program_has_replaced_before_it_begins() -> None:
+    def body(rank: int) -> tuple[int, list[Any]]:
+        c10d.all_reduce = dist.all_reduce = counted = Counted(c10d.all_reduce)
+        kept: list[Any] = []
+
+        def broadcast(tensor: torch.Tensor, src: int) -> None:
+            options = c10d.BroadcastOptions()
+            options.asyncOp, options.rootRank = False, src
+            kept.append(default().broadcast([tensor], options))
+
+        def isend(tensor: torch.Tensor, dst: Any = None, group: Any = None, tag: int = 0, group_dst: int = 0) -> Any:
+            kept.append(default().send([tensor], group_dst, tag))
+            return kept[-1]
+
+        c10d.broadcast, c10d.isend = broadcast, isend
+        fast_calls._access.cache_clear()  # as if the program had done so before there was a group
+        group = default()
+        group._use(group.group)
+        for i in range(5):
+            x = torch.full((3,), float(rank + i))
+            dist.all_reduce(x)
+            assert x.tolist() == [1.0 + 2 * i] * 3
+        x = torch.full((2,), float(rank))
+        broadcast(x, 1)
+        y = torch.zeros(2)
+        for _ in range(3):
+            if rank == 0:
+                dist.send(x, 1)
+            else:
+                dist.recv(y, 0)
+        return counted.calls, [[each.tolist() for each in work.result()] for work in kept]
+
+    assert together(2, body) == [(5, [[[1.0, 1.0]]] * 4), (5, [[[1.0, 1.0]]])]
 
 
 def test_a_handle_that_goes_to_c_plus_plus() -> None:
