@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -717,6 +718,32 @@ def test_a_call_while_another_thread_is_in_one() -> None:
         assert (x.item(), y.item()) == (2.0, 1.0)
 
     together(2, body)
+
+
+@WAYS
+def test_a_receive_that_was_interrupted_takes_no_message(env: dict[str, str]) -> None:
+    def body(rank: int) -> list[float]:
+        meet()
+        found = []
+        for after in (0.01, 0.2):
+            for source in (1, None):
+                x = torch.zeros(3)
+                if rank == 0:
+                    threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    with pytest.raises(KeyboardInterrupt):
+                        dist.recv(x, source, tag=4)
+                dist.barrier()
+                if rank == 0:
+                    y = torch.zeros(3)
+                    dist.recv(y, source, tag=4)
+                    found.append((x + y)[0].item())
+                    assert not x.any()
+                else:
+                    dist.send(torch.full((3,), after), 0, tag=4)
+        return found
+
+    found, _ = together(2, body, env=env, seconds=5.0)
+    assert found == pytest.approx([0.01, 0.01, 0.2, 0.2])
 
 
 def test_operations_as_one() -> None:
