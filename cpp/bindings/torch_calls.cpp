@@ -39,7 +39,7 @@ class TorchAccess {
 public:
     // `watchers` are functions that say 0, False or None where nothing watches. `finished()` makes the handle of an operation
     // that is done, which then is told its tensors. `waiting`: the codes of those functions of torch that wait for what they
-    // have begun and give its handle to nobody.
+    // have begun and give its handle to nobody, and of those by which they begin it.
     TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers, nb::object finished,
                 std::vector<nb::object> waiting)
         : reader(reader),
@@ -67,15 +67,15 @@ public:
     // A handle for a function that only waits for it: to make one costs more than a short collective does.
     const nb::object& unnamed() const noexcept { return unnamed_; }
 
-    // Whether this thread runs a method of the group for a function of torch that waits. `between`: the functions between them.
+    // Whether this thread runs a method of the group for a function of torch that waits. `between`: the functions between them,
+    // which are torch's, too: one that a program has put there may keep the handle.
     bool is_waited_for(int between) const {
         nb::object frame = frames::current();
-        for (int i = 0; i <= between && frame.is_valid(); ++i) frame = frames::back(frame);
-        if (!frame.is_valid()) return false;
-        const nb::object code = frames::code(frame);
-        for (const nb::object& one : waiting_)
-            if (one.ptr() == code.ptr()) return true;
-        return false;
+        for (int i = 0; i <= between; ++i) {
+            frame = frames::back(frame);
+            if (!frame.is_valid() || !is_waiting(frames::code(frame))) return false;
+        }
+        return true;
     }
 
     const TensorReader& reader;
@@ -83,6 +83,12 @@ public:
     OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier;
 
 private:
+    bool is_waiting(const nb::object& code) const noexcept {
+        for (const nb::object& one : waiting_)
+            if (one.ptr() == code.ptr()) return true;
+        return false;
+    }
+
     std::vector<nb::object> watchers_;
     nb::object finished_;
     std::vector<nb::object> waiting_;

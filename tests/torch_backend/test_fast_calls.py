@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.torch_backend.support import all_gather_single, reduce_scatter_single
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from phalanx.torch_backend import fast_calls
 from phalanx.torch_backend.collective_work import PreparedWork
 from phalanx.torch_backend.fast_calls import are_available
 from phalanx.torch_backend.work import FinishedWork
@@ -552,6 +554,53 @@ def test_a_handle_that_the_program_keeps() -> None:
     together(2, body)
 
 
+class Counted:
+    """A function that a program has put in the place of another: it has no code of its own."""
+
+    def __init__(self, function: Call) -> None:
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+def test_functions_that_a_program_has_replaced_before_it_begins() -> None:
+    def body(rank: int) -> tuple[int, list[Any]]:
+        c10d.all_reduce = dist.all_reduce = counted = Counted(c10d.all_reduce)
+        kept: list[Any] = []
+
+        def broadcast(tensor: torch.Tensor, src: int) -> None:
+            options = c10d.BroadcastOptions()
+            options.asyncOp, options.rootRank = False, src
+            kept.append(default().broadcast([tensor], options))
+
+        def isend(tensor: torch.Tensor, dst: Any = None, group: Any = None, tag: int = 0, group_dst: int = 0) -> Any:
+            kept.append(default().send([tensor], group_dst, tag))
+            return kept[-1]
+
+        c10d.broadcast, c10d.isend = broadcast, isend
+        fast_calls._access.cache_clear()  # as if the program had done so before there was a group
+        group = default()
+        group._use(group.group)
+        for i in range(5):
+            x = torch.full((3,), float(rank + i))
+            dist.all_reduce(x)
+            assert x.tolist() == [1.0 + 2 * i] * 3
+        x = torch.full((2,), float(rank))
+        broadcast(x, 1)
+        y = torch.zeros(2)
+        for _ in range(3):
+            if rank == 0:
+                dist.send(x, 1)
+            else:
+                dist.recv(y, 0)
+        return counted.calls, [[each.tolist() for each in work.result()] for work in kept]
+
+    assert together(2, body) == [(5, [[[1.0, 1.0]]] * 4), (5, [[[1.0, 1.0]]])]
+
+
 def test_a_handle_that_goes_to_c_plus_plus() -> None:
     def body(rank: int) -> None:
         meet()
@@ -669,6 +718,32 @@ def test_a_call_while_another_thread_is_in_one() -> None:
         assert (x.item(), y.item()) == (2.0, 1.0)
 
     together(2, body)
+
+
+@WAYS
+def test_a_receive_that_was_interrupted_takes_no_message(env: dict[str, str]) -> None:
+    def body(rank: int) -> list[float]:
+        meet()
+        found = []
+        for after in (0.01, 0.2):
+            for source in (1, None):
+                x = torch.zeros(3)
+                if rank == 0:
+                    threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    with pytest.raises(KeyboardInterrupt):
+                        dist.recv(x, source, tag=4)
+                dist.barrier()
+                if rank == 0:
+                    y = torch.zeros(3)
+                    dist.recv(y, source, tag=4)
+                    found.append((x + y)[0].item())
+                    assert not x.any()
+                else:
+                    dist.send(torch.full((3,), after), 0, tag=4)
+        return found
+
+    found, _ = together(2, body, env=env, seconds=5.0)
+    assert found == pytest.approx([0.01, 0.01, 0.2, 0.2])
 
 
 def test_operations_as_one() -> None:

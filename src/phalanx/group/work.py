@@ -36,6 +36,8 @@ class Work(Generic[T_co]):
     _deadline: Deadline | None = None
     _drive: Callable[[Deadline], object] | None = None
     """Moves this operation's bytes in the waiting thread, if that is of use."""
+    _withdraw: Callable[[BaseException], object] | None = None
+    """Ends it with this error, and takes back what is not done of it, if that can be taken back."""
     _done = False
     _ended: threading.Event | None = None
     """Made for the first thread that sleeps until the end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,9 +60,10 @@ _WAITING = (
         "barrier",
     ),
     *("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"),
-    *("all_to_all_single", "send", "recv"),
+    *("all_to_all_single", "send", "recv", "isend", "irecv"),
 )
-"""Functions of torch that wait for an operation, if it is not asynchronous, and drop its handle."""
+"""Functions of torch that wait for an operation, if it is not asynchronous, and drop its handle; and those by which
+they begin one."""
 
 
 def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> TorchCalls | None:
@@ -103,8 +104,9 @@ def _access(finished: type) -> TorchAccess | None:
 
 
 def _waiting() -> list[CodeType]:
+    """The codes of those functions. What a program has put in the place of one may keep the handle: it is left out."""
     found = [inspect.unwrap(getattr(c10d, name)) for name in _WAITING if hasattr(c10d, name)]
-    return [function.__code__ for function in found]
+    return [each.__code__ for each in found if isinstance(each, FunctionType) and each.__globals__ is vars(c10d)]
 
 
 def _dtypes() -> list[tuple[Any, int, int, bool, bool, int]]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed.distributed_c10d as c10d
+
 from ..background_thread import BackgroundThread
+from ..errors import UsageError
 from ..group.tracking import call_site
 from .errors import translated
 from .line import Line
@@ -47,6 +53,20 @@ class MessageWork(UnfinishedWork):
         self._source = source
         self._site = call_site.find()
         self.begun = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        """As the base. An interrupt takes back what `dist.recv` waits for, as Phalanx's own `recv` does: nobody has its
+        handle, and it must not take the message that the next receive is for. What the program has a handle of goes on.
+        """
+        try:
+            return super().wait(timeout)
+        except Exception:
+            raise
+        except BaseException as error:
+            withdraw = None if self._work is None else self._work._withdraw
+            if withdraw is not None and _is_called_by_recv():
+                withdraw(UsageError(f"the receive was taken back after {type(error).__name__}"))
+            raise
 
     def source_rank(self) -> int:
         if self._source < 0:
@@ -153,6 +173,14 @@ class PreparedMessageWork(MessageWork):
         except BaseException as failure:
             self._end(translated(failure))
         self.begun = True
+
+
+def _is_called_by_recv() -> bool:
+    """Whether the function that has called this module is `dist.recv`."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame is not None and frame.f_code is getattr(inspect.unwrap(c10d.recv), "__code__", None)
 
 
 class SelfMessageWork(UnfinishedWork):

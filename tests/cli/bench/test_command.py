@@ -321,6 +321,26 @@ def test_a_signal_ends_all_and_leaves_nothing(tmp_path: Path, number: int) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("/dev/full", "No space left on device"), ("x" * 253, "File name too long")]
+)
+def test_results_that_cannot_be_written_are_shown(tmp_path: Path, name: str, reason: str) -> None:
+    file = tmp_path / name
+    done = bench("barrier", "all_reduce", "-s", "8", "--rounds", "3", "--round-ms", "1", "--json", str(file))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"phalanx: the results could not be written to {file}: {reason}" in done.stderr
+    assert "all_reduce, 2 ranks, float32\n" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path, option: str) -> None:
+    said = CliRunner().invoke(app, ["bench", "barrier", option, str(tmp_path / "missing" / "x.svg")])
+    assert said.exit_code == 2
+    assert f"there is no folder '{tmp_path / 'missing'}'" in said.output
+
+
 def run_until_a_cell_is_written(command: list[str], file: Path, number: int) -> tuple[int, str, BenchReport]:
     """Ends a command by a signal once its file has a cell: its exit code, what it wrote, and the file."""
     process = subprocess.Popen(

@@ -21,6 +21,14 @@ __all__ = ["command_line", "end_on_signals", "list_of", "of_every_run", "ranks_o
 _MOST_RANKS = 256
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+
+def _in_a_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """A file that can be written at the end, as far as that can be known before."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"there is no folder '{value.parent}'.")
+    return value
+
+
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _OF_EVERY_RUN = (
     click.option(
@@ -42,8 +50,17 @@ _OF_EVERY_RUN = (
         show_default=True,
         help="Longest wait for one answer; a contender that takes longer has failed.",
     ),
-    click.option("--json", "json_file", metavar="FILE", type=_FILE, help="Write everything as JSON."),
-    click.option("--plot", "plot_file", metavar="FILE", type=_FILE, help="Draw it, as .svg or .png; needs matplotlib."),
+    click.option(
+        "--json", "json_file", metavar="FILE", type=_FILE, callback=_in_a_folder, help="Write everything as JSON."
+    ),
+    click.option(
+        "--plot",
+        "plot_file",
+        metavar="FILE",
+        type=_FILE,
+        callback=_in_a_folder,
+        help="Draw it, as .svg or .png; needs matplotlib.",
+    ),
 )
 
 

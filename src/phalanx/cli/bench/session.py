@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import signal
 import sys
@@ -41,7 +42,7 @@ def run(
 
     Returns:
         The report; and the exit code: that of the signal that cut the run short, else 1 if the report cannot be relied
-        on, because Phalanx failed somewhere or a limit was none.
+        on, because Phalanx failed somewhere or a limit was none, or if it could not be written.
 
     Raises:
         SystemExit: A signal came before the first cell was measured.
@@ -65,7 +66,8 @@ def run(
     def measured() -> None:
         # Of what is no file, as a pipe, the reader wants one report.
         if json_file is not None and (json_file.is_file() or not json_file.exists()):
-            report().write(json_file)
+            with contextlib.suppress(OSError):  # a full disk may have room again; if it has not, the end says so
+                report().write(json_file)
 
     code = 0
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder, progress(sys.stderr, len(cells)) as step:
@@ -82,10 +84,14 @@ def run(
             if not measuring.cells:
                 raise
             code = int(ended.code or 0) if isinstance(ended, SystemExit) else 128 + signal.SIGINT
-    found = report()
-    if json_file is not None:
-        found.write(json_file)
-    return found, code or int(measuring.ours_failed or measuring.limit_broken)
+    unwritten = False
+    try:
+        if json_file is not None:
+            report().write(json_file)
+    except OSError as error:  # what was measured is shown all the same
+        unwritten = True
+        measuring.errors.append(f"the results could not be written to {json_file}: {error.strerror}")
+    return report(), code or int(measuring.ours_failed or measuring.limit_broken or unwritten)
 
 
 def _columns(plan: BenchPlan, versions: dict[str, str]) -> list[Column]:

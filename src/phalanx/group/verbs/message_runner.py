@@ -215,6 +215,12 @@ class MessageRunner(GroupCore):
             if lane.withdraw(operation):
                 operation.complete(self._message_timed_out(entry, operation, deadline, waiting))
 
+        def withdraw(error: BaseException) -> None:
+            if lane.withdraw(operation):
+                operation.complete(error)
+
+        handle._withdraw = withdraw
+
         def first_done() -> None:
             if first is not None and first.error is not None and lane.withdraw(operation):
                 operation.complete(first.error)
