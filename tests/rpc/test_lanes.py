@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -147,6 +148,21 @@ def test_closing_ends_the_threads_that_send_the_rest(ends: Ends) -> None:
     ends.out.sever_lanes()
     ends.out.close_lanes()
     until(lambda: threads_here() == before, "the end of the threads")  # one that has ended may be listed for a moment
+
+
+def test_a_rank_without_descriptors_wants_no_lanes() -> None:
+    """To refuse a connection that it has agreed to would end its world."""
+    mine, other = socket.socketpair()
+    with mine, other:
+        before = len(os.listdir("/proc/self/fd"))
+        assert lanes._can_open(20, mine.fileno())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, hard))
+            assert not lanes._can_open(200, mine.fileno())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def threads_here() -> int:

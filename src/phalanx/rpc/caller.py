@@ -99,7 +99,7 @@ class PendingCall(Waiter):
     opened: ItemReader | None = None
     """Keeps the reader alive until the caller has it."""
     future: weakref.ref[Any] | None = None
-    """Who has the answer, if no thread waits for it. If that is gone, nobody will ever take the reader of a stream."""
+    """The future that gets the answer, if there is one. If it is gone, nobody will ever take the reader of a stream."""
 
     def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
         self.name = name

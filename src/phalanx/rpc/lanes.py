@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -41,6 +42,8 @@ __all__ = ["LANES_FROM", "CallerLanes", "ServerLanes", "lanes_with"]
 LANES_FROM = 2 << 20
 """Bytes of a payload from which several connections gain more than it takes to wake a thread for each."""
 MOST_LANES = 4
+SPARE = 16
+"""Descriptors that the program may need meanwhile."""
 OPEN_WITHIN = 30.0
 """Seconds that the caller tries to open them."""
 
@@ -176,6 +179,8 @@ class ServerLanes:
             raise ProtocolError("protocol error: an offer of lanes that is malformed, or the second one")
         self._secret = secret
         self._agreed = min(most, self._most) if type(self._link.stream) is Stream else 0
+        if not _can_open(2 * self._agreed + SPARE, self._link.stream.fd):
+            self._agreed = 0
         with contextlib.suppress(PhalanxError):  # it has gone away meanwhile, as the mover will find
             self._link.send(CallKind.LANES, 0, pack(self._agreed))
 
@@ -215,6 +220,20 @@ class ServerLanes:
         """Closes what has joined and is not used."""
         for stream in self._streams.values():
             stream.close()
+
+
+def _can_open(count: int, fd: int) -> bool:
+    """Whether so many descriptors are to be had. A rank that has none when others connect to it ends its world."""
+    opened: list[int] = []
+    try:
+        for _ in range(count):
+            opened.append(os.dup(fd))  # noqa: PERF401 - those before one that fails are closed below
+    except OSError:
+        return False
+    finally:
+        for one in opened:
+            os.close(one)
+    return True
 
 
 def given_away(peer: int) -> ChannelClosed:
