@@ -47,6 +47,13 @@ class Misbehaved(Exception):
     """A link did what it must not do."""
 
 
+class _AtOnce(deque[Callable[[], object]]):
+    """Tasks that do not wait."""
+
+    def append(self, task: Callable[[], object], /) -> None:
+        task()
+
+
 class _Poller:
     """What an agent's threads would do.
 
@@ -55,8 +62,8 @@ class _Poller:
     """
 
     def __init__(self, at_once: bool) -> None:
-        self.tasks: deque[Callable[[], object]] = deque()
-        self.add = self.add_as_mover = self.run_soon = (lambda task: task()) if at_once else self.tasks.append
+        self.tasks: deque[Callable[[], object]] = _AtOnce() if at_once else deque()
+        self.add = self.add_as_mover = self.run_soon = self.tasks.append
 
     def watch(self, _link: CallLink) -> None:
         """All links are moved by hand."""

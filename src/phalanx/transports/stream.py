@@ -218,6 +218,8 @@ class Stream:
 
         Where they share a core, more bytes in one go are better, and between hosts the kernel knows best.
         """
+        if self._socket.family not in (socket.AF_INET, socket.AF_INET6):
+            return
         with contextlib.suppress(OSError):
             if self._socket.getsockname()[0] == self._socket.getpeername()[0]:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CACHED)
