@@ -9,7 +9,9 @@ import math
 import mmap
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import phalanx as px
 from phalanx.cli.bench import contenders
 from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, find_peer, ours
 from phalanx.cli.bench.machine import MOVERS, WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
+from phalanx.cli.bench.measure import Measuring, _Racer
 from phalanx.cli.bench.memory import watch_memory
 from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
@@ -402,3 +405,36 @@ def test_a_picture_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_default_operations_are_known() -> None:
     assert set(DEFAULT_OPERATIONS) < set(OPERATIONS)
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------------
+
+
+class ScriptedWorkers:
+    """Ranks whose calls take as long as the test says; notes how many calls each order asks for."""
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self._seconds = iter(seconds)
+        self.asked: list[int] = []
+
+    def ask(self, order: Any) -> list[Any]:
+        self.asked.append(order.iterations)
+        return [SimpleNamespace(seconds=order.iterations * next(self._seconds))]
+
+
+def test_a_contender_that_was_calibrated_in_a_slow_moment_gets_whole_rounds_all_the_same() -> None:
+    plan = BenchPlan(
+        operations=["barrier"], sizes=[0], dtypes=["float32"], ranks=[2], contenders=[], rounds=3, round_seconds=0.03
+    )
+    workers = ScriptedWorkers([1e-3, 6e-4, 6e-4, 6e-4, 2e-6, 2e-6])
+    measuring = object.__new__(Measuring)
+    measuring._plan = plan
+    entrant: Any = SimpleNamespace(name="one", contender=SimpleNamespace(name="one"))
+    measuring._running = {"one": workers}  # type: ignore[dict-item]
+    racer = _Racer(entrant, workers)  # type: ignore[arg-type]
+    measuring._calibrate(racer)
+    measuring._race([racer])
+    first, second, third = workers.asked[-3:]
+    assert first == second == 50  # the first round was slow, too
+    assert third == 15_000
+    assert racer.times == pytest.approx([6e-4, 2e-6, 2e-6])

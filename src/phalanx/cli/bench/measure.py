@@ -227,10 +227,13 @@ class Measuring:
             calls = int(plan.round_seconds / 4 / seconds)
             if calls > 2:
                 seconds = self._time(racer, min(calls, 2000))
-        wanted = max(_FEWEST, round(plan.round_seconds / seconds))
-        affordable = int(plan.budget / plan.rounds / seconds)
-        racer.iterations = max(1, min(wanted, affordable))
+        racer.iterations = self._calls_of_a_round(seconds)
         racer.rounds = max(_FEWEST, min(plan.rounds, int(plan.budget / racer.iterations / seconds)))
+
+    def _calls_of_a_round(self, seconds: float) -> int:
+        wanted = max(_FEWEST, round(self._plan.round_seconds / seconds))
+        affordable = int(self._plan.budget / self._plan.rounds / seconds)
+        return max(1, min(wanted, affordable))
 
     def _race(self, racers: list[_Racer]) -> None:
         for turn in range(max((racer.rounds for racer in racers), default=0)):
@@ -244,6 +247,8 @@ class Measuring:
                     continue
                 try:
                     racer.times.append(self._time(racer, racer.iterations))
+                    # If it was calibrated in a slow moment, its rounds would be so short that a hiccup fills them.
+                    racer.iterations = max(racer.iterations, self._calls_of_a_round(racer.times[-1]))
                 except WorkersFailed as error:
                     racer.error = self._failed(racer.workers, error)
 
