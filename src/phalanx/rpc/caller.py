@@ -166,8 +166,8 @@ class CallerLink(CallLink):
         self._in_grace = False
         """Whether the agent's thread will check soon if another thread reads the answers."""
         self._grace_began = 0.0
-        self._newest: PendingCall | None = None
-        """The last call that was started without a thread that waits for it."""
+        self._newest: Deadline | None = None
+        """That of the call which was started last without a thread that waits for it."""
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
         self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
@@ -445,7 +445,7 @@ class CallerLink(CallLink):
         except BaseException:
             self._unattend(pending)
             raise
-        self._newest = pending
+        self._newest = pending.deadline
         if not self.needs_poller and not self._in_grace:
             self._in_grace = True
             self._grace_began = now = time.monotonic()
@@ -473,7 +473,7 @@ class CallerLink(CallLink):
         newest = self._newest
         if newest is None or now - self._grace_began > LONGEST_GRACE:
             return False
-        return now - (newest.deadline.at - newest.deadline.seconds) < GRACE
+        return now - (newest.at - newest.seconds) < GRACE
 
     def poll_now(self) -> None:
         """Has the agent's thread read the answers from now on."""
