@@ -102,7 +102,7 @@ class Pipe(ABC):
 
     def open_lanes(self, streams: Sequence[Stream]) -> None:
         """Lets payloads come over these connections from now on; see `lanes`. The streams may be closed."""
-        raise NotImplementedError
+        raise NotImplementedError  # only a pipe of the core has lanes, and a link without one is offered none
 
     def sever_lanes(self) -> None:  # noqa: B027 - only one kind of pipes has them
         """Breaks them. From any thread."""
