@@ -157,8 +157,9 @@ def test_a_rank_without_descriptors_wants_no_lanes() -> None:
         before = len(os.listdir("/proc/self/fd"))
         assert lanes._can_open(20, mine.fileno())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(lowest := os.dup(mine.fileno()))  # the highest would leave all the gaps below it
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 5, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, hard))
             assert not lanes._can_open(200, mine.fileno())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
