@@ -254,7 +254,7 @@ public:
         const std::size_t start = rank() * parts.bytes;
         if (rank() == way.root) {
             if (way.in_slot > 0) {
-                const Outcome outcome = one_way_.show_next(call, way, [&](std::byte* slot) { show_parts_in_slot(slot); });
+                const Outcome outcome = one_way_.show_next(call, [&](std::byte* slot) { show_parts_in_slot(slot); });
                 if (outcome != Outcome::done) return outcome;
             }
             if (target != nullptr) copy_long(target, source.part(rank(), start), parts.bytes, parts.bytes);

@@ -128,16 +128,16 @@ public:
         note.home.store(way.home, std::memory_order_relaxed);
         write(note, s_.slot(s_.rank(), step));
         shown_ = {step, step, fingerprint};
-        return arrive(way);
+        return arrive();
     }
 
     // Its next step. `write(slot)` writes what is shown there.
     template <class Write>
-    Outcome show_next(const Call& call, const Way& way, Write write) {
+    Outcome show_next(const Call& call, Write write) {
         const std::uint64_t step = s_.step() + 1;
         if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
         write(s_.slot(s_.rank(), step));
-        return arrive(way);
+        return arrive();
     }
 
     // Its other steps. `publish(slot, piece)` writes a piece. `mine` is for those who cannot read it where it lies.
@@ -148,7 +148,7 @@ public:
             if (const Outcome outcome = wait_for_readers(call, way, mine); outcome != Outcome::done) return outcome;
         } else {
             for (std::uint64_t piece = 1; piece < way.pieces(); ++piece) {
-                const Outcome outcome = show_next(call, way, [&](std::byte* slot) { publish(slot, piece); });
+                const Outcome outcome = show_next(call, [&](std::byte* slot) { publish(slot, piece); });
                 if (outcome != Outcome::done) return outcome;
             }
         }
@@ -218,7 +218,7 @@ public:
             mine.asked_from.store(from + done, std::memory_order_relaxed);
             mine.asked_bytes.store(size, std::memory_order_relaxed);
             mine.asked.store(request, std::memory_order_seq_cst);
-            s_.wake_sleepers();
+            s_.wake_sleeper(owner);
             const auto answered = [&](int) { return theirs.answered.load(std::memory_order_seq_cst) == request; };
             // The owner does not go beyond the operation's last step before this rank has read.
             const Outcome outcome = s_.wait_for(owner, first_ + way.pieces(), call.bound, answered);
@@ -278,11 +278,8 @@ private:
     }
 
     // Nobody succeeds who arrives after another has given the step up: that one has said so before it looked a last time.
-    Outcome arrive(const Way& way) noexcept {
-        if (way.to_root)
-            s_.arrive_for(way.root);
-        else
-            s_.hurry();
+    Outcome arrive() noexcept {
+        s_.arrive();
         return s_.may_take(s_.step());
     }
 
@@ -346,7 +343,7 @@ private:
         if (from > mine.size() || bytes > mine.size() - from || bytes > answer_bytes()) return Outcome::aborted;
         jitter::copy(s_.slot(s_.rank(), shown_.first), mine.data() + from, bytes);
         s_.note(s_.rank(), shown_.first).answered.store(request, std::memory_order_seq_cst);
-        s_.wake_sleepers();
+        s_.wake_sleeper(reader);
         return s_.wait_for(reader, s_.step(), call.bound,
                            [&](int) { return note.asked.load(std::memory_order_seq_cst) != request; });
     }

@@ -66,6 +66,9 @@ inline constexpr std::uint64_t notes = 64;
 struct alignas(2 * cache_line) Board {
     Line lines[2];
     Shared<std::uint32_t> left;  // whether the rank has closed its group
+    // What the rank waits for, so that it is woken for nothing else: that these have reached a step. It need not come itself.
+    alignas(cache_line) Shared<std::uint64_t> awaited_step;
+    Shared<int> awaited_first, awaited_last;
 };
 
 // Whether a step was given up, in one word; 0 while none was. A verdict is open until somebody has looked whether those
@@ -209,29 +212,15 @@ public:
     Line& next_line() const noexcept { return line(rank_, step_ + 1); }
     const Line& line_of(int rank, std::uint64_t step) const noexcept { return line(rank, step); }
 
-    // Takes the next step without waiting for those who are behind, and wakes whoever waits for this rank alone.
-    void hurry() noexcept {
-        arrive();
-        wake_sleepers();
-    }
-
-    // Takes the next step.
+    // Takes the next step, and wakes those who have waited for nobody else.
     void arrive() noexcept {
         ++step_;
-        // One order for all: seen before the sleepers are counted, or one that has just looked would be missed.
+        // One order for all: seen before the sleepers are looked at, or one that has just looked would be missed.
         Line& mine = line(rank_, step_);
         mine.core.store(sched_getcpu(), std::memory_order_relaxed);
         mine.step.store(step_, std::memory_order_seq_cst);
-        Bell& bell = header().bell;
-        // Only the last one to arrive wakes the others: they all wait for everybody.
-        if (bell.sleepers.load(std::memory_order_seq_cst) != 0 && all_reached(step_)) bell.wake();
-    }
-
-    // The same for somebody who waits for all others, and arrives itself when they have.
-    void arrive_for(int root) noexcept {
-        arrive();
-        Bell& bell = header().bell;
-        if (bell.sleepers.load(std::memory_order_seq_cst) != 0 && all_reached(step_, root)) bell.wake();
+        if (const std::uint32_t asleep = sleepers(); asleep != 0)
+            if (const std::uint32_t whom = done_waiting(asleep); whom != 0) header().bell.wake(whom);
     }
 
     // Takes so many steps at once.
@@ -241,7 +230,7 @@ public:
             step_ += steps - 2;
             arrive();  // both lines have to show it
         }
-        hurry();
+        arrive();
     }
 
     // Forgets the last step, for an operation that will take it again. The others have seen it.
@@ -274,6 +263,8 @@ public:
             return all_reached(step) || given_up || find_leaver(0, layout_.ranks, step);
         };
         leaver_ = -1;
+        await(step, 0, layout_.ranks);
+        bound.sleeper = bit_of(rank_);
         const Outcome outcome = wait_until(header().bell, patience_, bound, over);
         if (outcome != Outcome::done || all_reached(step)) return outcome;
         return leaver_ >= 0 ? Outcome::left : Outcome::broken;
@@ -294,11 +285,14 @@ public:
         return found;
     }
 
-    bool has_sleepers() const noexcept { return header().bell.sleepers.load(std::memory_order_seq_cst) != 0; }
+    bool has_sleepers() const noexcept { return sleepers() != 0; }
 
-    // Makes everybody who sleeps look again.
+    // Makes everybody who sleeps look again, or one rank if it does: something else than a step could end its wait.
     void wake_sleepers() noexcept {
         if (has_sleepers()) header().bell.wake();
+    }
+    void wake_sleeper(int rank) noexcept {
+        if ((sleepers() & bit_of(rank)) != 0) header().bell.wake(bit_of(rank));
     }
 
     // This rank takes itself for the root that shows something. Another rank that did so at the same step; -1 if none.
@@ -385,6 +379,8 @@ private:
                 return line(r, step - 1).core.load(std::memory_order_relaxed);
             });
             if (bound.before_long != nullptr) bound.before_long(bound.held);
+            await(step, first, last);
+            bound.sleeper = bit_of(rank_);
             outcome = wait_until(header().bell, patience_, bound, ready, crowded);
             if (bound.after_long != nullptr) bound.after_long(bound.held);
         }
@@ -392,6 +388,36 @@ private:
         if (outcome == Outcome::interrupted && limits.resumable) return outcome;
         if (outcome == Outcome::done && known < last) return outcome;  // hopeless: the caller knows why
         return settle(outcome, step, awaited);
+    }
+
+    // Says what this rank waits for. Seen by whoever sees that it sleeps.
+    void await(std::uint64_t step, int first, int last) noexcept {
+        Board& mine = boards()[rank_];
+        mine.awaited_step.store(step, std::memory_order_relaxed);
+        mine.awaited_first.store(first, std::memory_order_relaxed);
+        mine.awaited_last.store(last, std::memory_order_relaxed);
+    }
+
+    std::uint32_t sleepers() const noexcept { return header().bell.sleepers.load(std::memory_order_seq_cst); }
+
+    static std::uint32_t bit_of(int rank) noexcept { return std::uint32_t{1} << rank % 32; }
+
+    // Who of those that sleep has waited for this rank, and for nobody who has not come by now. Of several who come at once,
+    // the last one finds it.
+    std::uint32_t done_waiting(std::uint32_t asleep) const noexcept {
+        std::uint32_t found = 0;
+        for (int r = 0; r < layout_.ranks; ++r) {
+            if ((asleep & bit_of(r)) == 0 || r == rank_) continue;
+            const Board& board = boards()[r];
+            const std::uint64_t step = board.awaited_step.load(std::memory_order_relaxed);
+            const int first = board.awaited_first.load(std::memory_order_relaxed);
+            const int last = std::min(board.awaited_last.load(std::memory_order_relaxed), layout_.ranks);
+            if (rank_ < first || rank_ >= last || first < 0) continue;
+            int known = first;
+            while (known < last && (known == r || reached(known, step))) ++known;
+            if (known >= last) found |= bit_of(r);
+        }
+        return found;
     }
 
     // How a wait ends for all ranks alike. Time that is over when everybody has come after all was not over.

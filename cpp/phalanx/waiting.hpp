@@ -64,6 +64,8 @@ private:
     int times_ = 1;
 };
 
+inline constexpr std::uint32_t everybody = FUTEX_BITSET_MATCH_ANY;  // who sleep on a bell
+
 // What ends a wait besides the event that it is for.
 struct Bound {
     std::int64_t deadline_ns = 0;  // on the monotonic clock
@@ -79,14 +81,15 @@ struct Bound {
     // step and others after it, and need not stop to wake anybody.
     int rests = 0;
     static constexpr std::int64_t rest_ns = 100'000;
+    std::uint32_t sleeper = everybody;  // whom to wake: one bit of 32, where the bell is rung for some sleepers and not for others
     // Called around a wait that takes longer than a moment: what is to be let go of meanwhile.
     void (*before_long)(void*) = nullptr;
     void (*after_long)(void*) = nullptr;
     void* held = nullptr;
 };
 
-// A word to sleep on, and whether somebody went to sleep since it was rung last. Lies in shared memory, on a cache line
-// of its own.
+// A word to sleep on, and who went to sleep since they were woken last, a bit for each (or for several: then they are woken
+// together). Lies in shared memory, on a cache line of its own.
 struct alignas(64) Bell {
     Shared<std::uint32_t> word{0};
     Shared<std::uint32_t> sleepers{0};
@@ -98,10 +101,10 @@ struct alignas(64) Bell {
         if (sleepers.load(std::memory_order_relaxed) != 0) wake();
     }
 
-    void wake() noexcept {
-        sleepers.store(0, std::memory_order_seq_cst);  // all are woken, and who sleeps again says so again
+    void wake(std::uint32_t whom = everybody) noexcept {
+        sleepers.fetch_and(~whom, std::memory_order_seq_cst);  // who sleeps again says so again
         word.fetch_add(1, std::memory_order_seq_cst);
-        syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, whom);
     }
 };
 
@@ -109,9 +112,10 @@ namespace detail {
 
 constexpr std::int64_t slice_ns = 100'000'000;  // the longest sleep: then signals are looked at
 
-inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns) noexcept {
-    const timespec span{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT, seen, &span, nullptr, 0);
+inline void sleep_on(Bell& bell, std::uint32_t seen, std::int64_t ns, std::uint32_t sleeper = everybody) noexcept {
+    const std::int64_t until = monotonic_ns() + ns;
+    const timespec end{static_cast<time_t>(until / 1'000'000'000), static_cast<long>(until % 1'000'000'000)};
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.word), FUTEX_WAIT_BITSET, seen, &end, nullptr, sleeper);
 }
 
 // Gives the core away. Returns how long it took to get it back. If that was long, a sleeper that is woken gets it back sooner
@@ -127,7 +131,7 @@ Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
     for (;;) {
         // In this order: if the bell is rung in between, the word has changed, and nobody falls asleep unannounced.
         const std::uint32_t seen = bell.word.load(std::memory_order_seq_cst);
-        bell.sleepers.store(1, std::memory_order_seq_cst);
+        bell.sleepers.fetch_or(bound.sleeper, std::memory_order_seq_cst);
         Outcome outcome = Outcome::done;
         bool over = ready();
         if (!over && bound.aborted->load(std::memory_order_relaxed) != 0) {
@@ -143,7 +147,7 @@ Outcome wait_asleep(Bell& bell, const Bound& bound, Ready ready) {
             }
         }
         if (over) return outcome;
-        sleep_on(bell, seen, left < slice_ns ? left : slice_ns);
+        sleep_on(bell, seen, left < slice_ns ? left : slice_ns, bound.sleeper);
         if (!ready() && bound.interrupted != nullptr && bound.interrupted()) return Outcome::interrupted;
     }
 }
