@@ -4,7 +4,7 @@
 // apart. Three rules hold that together:
 //
 // - Who has reached a step has read all that it had to read there. What a rank shows lies in its note of that step, or in
-//   its slot, and is written again only when everybody was seen far enough: 64 steps later for a note, and for a slot as
+//   its slot, and is written again only when everybody was seen far enough: `notes` steps later for a note, and for a slot as
 //   in `collectives.hpp`, at the step before the last.
 // - Before an operation at which all meet, a rank waits until all have caught up.
 // - A rank enters an operation by writing its fingerprint into its note; a reader compares it with its own, also while it

@@ -60,7 +60,7 @@ struct alignas(cache_line) Note {
     Shared<std::uint64_t> answered;
 };
 static_assert(sizeof(Note) == 512);
-inline constexpr std::uint64_t notes = 64;
+inline constexpr std::uint64_t notes = 256;
 
 // Two lines, for even and odd steps: a rank that is one step ahead does not overwrite what others still read.
 struct alignas(2 * cache_line) Board {

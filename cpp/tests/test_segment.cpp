@@ -468,8 +468,8 @@ void two_sinks(Rank& me) {
 
 // Those who show something to a root may be far ahead of it.
 void many_gathers(Rank& me) {
-    for (std::uint64_t turn = 0; turn < 1000; ++turn) {
-        const int root = static_cast<int>(turn / 100) % me.ranks();
+    for (std::uint64_t turn = 0; turn < 1600; ++turn) {
+        const int root = static_cast<int>(turn / 400) % me.ranks();
         const std::size_t count = turn % 50 == 0 ? 3000 : turn % 120;
         auto x = values_of(me.rank(), count, turn);
         std::vector<std::int32_t> all(count * me.ranks(), -1);
@@ -479,7 +479,7 @@ void many_gathers(Rank& me) {
             const auto theirs = values_of(r, count, turn);
             CHECK(std::equal(theirs.begin(), theirs.end(), all.begin() + r * count));
         }
-        if (turn % 97 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
+        if (turn % 797 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
     }
 }
 
@@ -495,12 +495,43 @@ void no_root(Rank& me) {
 
 // The root may be far ahead of the others, in turns.
 void many_broadcasts(Rank& me) {
-    for (std::uint64_t turn = 0; turn < 1000; ++turn) {
-        const int root = static_cast<int>(turn / 100) % me.ranks();
+    for (std::uint64_t turn = 0; turn < 1600; ++turn) {
+        const int root = static_cast<int>(turn / 400) % me.ranks();
         auto x = values_of(me.rank(), turn % 120, turn);
         CHECK(me.ops.broadcast(me.call(), bytes_of(x), 4 * x.size(), root) == Outcome::done);
         CHECK(x == values_of(root, turn % 120, turn));
-        if (turn % 97 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
+        if (turn % 797 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
+    }
+}
+
+// Rank 1 sleeps until rank 2 comes. That rank 0 does so again and again does not wake it.
+void sleeps_on(Rank& me, std::atomic<bool>& told) {
+    const auto never = [](int) { return false; };
+    if (me.rank() == 0) {
+        while (!me.segment.has_sleepers()) sched_yield();
+        for (int i = 0; i < 100; ++i) {
+            me.segment.arrive();
+            CHECK(me.segment.has_sleepers());
+        }
+        told = true;
+    } else if (me.rank() == 1) {
+        CHECK(me.segment.wait_for(2, 1, me.call().bound, never) == Outcome::done);
+    } else {
+        while (!told) sched_yield();
+        me.segment.arrive();
+    }
+}
+
+// More ranks than the bell has bits: some are woken with others.
+void many_ranks(Rank& me) {
+    for (std::uint64_t turn = 0; turn < 30; ++turn) {
+        auto x = values_of(me.rank(), 5, turn);
+        CHECK(me.ops.all_reduce(me.call(), bytes_of(x), 5, sum) == Outcome::done);
+        CHECK(x == total_of(me.ranks(), 5, turn));
+        const int root = static_cast<int>(turn) % me.ranks();
+        auto y = values_of(me.rank(), 5, turn);
+        CHECK(me.ops.broadcast(me.call(), bytes_of(y), 20, root) == Outcome::done);
+        CHECK(y == values_of(root, 5, turn));
     }
 }
 
@@ -623,6 +654,9 @@ int main() {
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { late(me, what, given_up); });
         }
     }
+    std::atomic<bool> told{false};
+    world(3, small, Patience{0, 0}, [&](Rank& me) { sleeps_on(me, told); });
+    world(40, small, Patience{0, 0}, many_ranks);
     for (int turn = 0; turn < 300; ++turn) {
         const int ranks = 2 + turn % 2;
         Tally tally;
