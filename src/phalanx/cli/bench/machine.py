@@ -29,6 +29,8 @@ MOVERS = ("memcpy by tiles", "memcpy", "non-temporal stores", "process_vm_readv"
 WORKING_SETS = (128 << 10, 4 << 20, 64 << 20)
 """Bytes of a core's array for which the bandwidth is shown: of the inner caches, the outer one, and the memory."""
 _ROUNDS = 15
+_ROUNDS_OF_BANDWIDTH = 5
+"""For a table that is no limit of anything: whoever calls `phalanx bench` waits for it."""
 _BUDGET = 0.25
 """Seconds for one way of one try."""
 _NEAR = 1.25
@@ -65,7 +67,7 @@ def describe(bandwidth: list[Bandwidth]) -> Machine:
 
 def measure_bandwidth(threads: int, time_movement: TimeMovement | None = None) -> list[Bandwidth]:
     """The bandwidth of so many cores at once, each with arrays of its own, by their size. Empty without the core."""
-    limits = MachineLimits(time_movement, threads)
+    limits = MachineLimits(time_movement, threads, rounds=_ROUNDS_OF_BANDWIDTH)
     found = []
     for size in WORKING_SETS:
         copy = limits.measure(Movement(threads * size, 1, 1, False), threads)
@@ -81,9 +83,13 @@ class MachineLimits:
     Args:
         time_movement: As the core's function of that name, which it is by default.
         available: Cores, by default those of this process.
+        rounds: Of one way in one try.
     """
 
-    def __init__(self, time_movement: TimeMovement | None = None, available: int | None = None) -> None:
+    def __init__(
+        self, time_movement: TimeMovement | None = None, available: int | None = None, *, rounds: int = _ROUNDS
+    ) -> None:
+        self._rounds = rounds
         self._time = time_movement or getattr(core, "time_movement", None)
         self._cores = available or cores()
         self._best: dict[tuple[Movement, int], dict[int, float]] = {}
@@ -100,7 +106,7 @@ class MachineLimits:
                 continue
             time_once = functools.partial(self._time, *movement, mover, threads)
             try:
-                seconds = time_once(_ROUNDS, _BUDGET)
+                seconds = time_once(self._rounds, _BUDGET)
             except MemoryError:
                 return None
             seen[mover] = min(seconds, seen.get(mover, math.inf))
