@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -26,12 +27,13 @@ inline nb::object vectorcall(nb::handle callable, std::initializer_list<PyObject
 // What is the same for all groups of a process.
 class TorchAccess {
 public:
-    // `watchers` are functions that say 0, False or None where nothing watches. `handles` are the classes of handles, of
+    // `watchers` are functions that say 0, False or None where nothing watches. `addresses` are those of torch's own functions that
+    // say the same, or none (phalanx.torch_backend.watchers). `handles` are the classes of handles, of
     // operations that are done, of collectives and of messages, and `begin_handle` is their constructor. `translated(error)` is
     // an error as torch has it, `count_change(tensors)` tells autograd that they are written. `waiting`: the codes of those functions of torch that wait for what they have begun and give its
     // handle to nobody, and of those by which they begin it.
     TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers,
-                const std::vector<nb::object>& handles, nb::object begin_handle, nb::object translated,
+                const std::vector<std::uintptr_t>& addresses, const std::vector<nb::object>& handles, nb::object begin_handle, nb::object translated,
                 nb::object count_change, std::vector<nb::object> waiting)
         : reader(reader),
           options(options),
@@ -43,9 +45,19 @@ public:
           translated_(std::move(translated)),
           count_change_(std::move(count_change)),
           waiting_(std::move(waiting)),
-          unnamed_(this->finished(nb::list())) {}
+          unnamed_(this->finished(nb::list())) {
+        if (addresses.size() != 3) return;
+        modes_ = reinterpret_cast<Modes>(addresses[0]);
+        profiler_ = reinterpret_cast<Profiler>(addresses[1]);
+        transforms_ = reinterpret_cast<Transforms>(addresses[2]);
+    }
 
     bool is_watched() const {
+        if (modes_ != nullptr) {
+            if (modes_() != 0 || profiler_()) return true;
+            const void* const* const ends = transforms_();  // a vector: its first element, and the one after its last
+            return ends[0] != ends[1];
+        }
         for (const nb::object& watcher : watchers_) {
             const nb::object answer = vectorcall(watcher, {});
             if (answer.ptr() == Py_False || answer.is_none()) continue;
@@ -112,7 +124,14 @@ private:
         return false;
     }
 
+    using Modes = std::int64_t (*)();
+    using Profiler = bool (*)();
+    using Transforms = const void* const* (*)();
+
     std::vector<nb::object> watchers_;
+    Modes modes_ = nullptr;
+    Profiler profiler_ = nullptr;
+    Transforms transforms_ = nullptr;
     Handles done_, collective_, message_;
     nb::object begin_handle_, translated_, count_change_;
     std::vector<nb::object> waiting_;

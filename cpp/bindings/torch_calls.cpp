@@ -31,10 +31,11 @@ void phalanx::bind_torch_calls(nb::module_& m) {
     nb::class_<OptionsReader>(m, "OptionsReader", "Reads the options of torch's calls.")
         .def(nb::init<nb::object, const nb::list&>(), nb::arg("unset"), nb::arg("reductions"));
     nb::class_<TorchAccess>(m, "TorchAccess", "How a group's fast calls see torch.")
-        .def(nb::init<const TensorReader&, const OptionsReader&, std::vector<nb::object>, const std::vector<nb::object>&, nb::object,
-                      nb::object, nb::object, std::vector<nb::object>>(),
-             nb::arg("reader"), nb::arg("options"), nb::arg("watchers"), nb::arg("handles"), nb::arg("begin_handle"),
-             nb::arg("translated"), nb::arg("count_change"), nb::arg("waiting"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def(nb::init<const TensorReader&, const OptionsReader&, std::vector<nb::object>, const std::vector<std::uintptr_t>&,
+                      const std::vector<nb::object>&, nb::object, nb::object, nb::object, std::vector<nb::object>>(),
+             nb::arg("reader"), nb::arg("options"), nb::arg("watchers"), nb::arg("addresses"), nb::arg("handles"),
+             nb::arg("begin_handle"), nb::arg("translated"), nb::arg("count_change"), nb::arg("waiting"), nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 3>())
         .def_rw("all_reduce", &TorchAccess::all_reduce)
         .def_rw("broadcast", &TorchAccess::broadcast)
         .def_rw("reduce", &TorchAccess::reduce)

@@ -603,6 +603,7 @@ class TorchAccess:
         reader: TensorReader,
         options: OptionsReader,
         watchers: list[Any],
+        addresses: list[int],
         handles: list[type],
         begin_handle: Any,
         translated: Any,

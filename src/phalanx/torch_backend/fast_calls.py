@@ -25,18 +25,12 @@ from .reduce_ops import SIMPLE_NAMES
 from .runner import SHORT, Runner
 from .tensor_lists import SLICE
 from .tensors import OTHER_DTYPES, PLAIN_DTYPES
+from .watchers import WATCHERS, addresses_of_watchers
 
 if TYPE_CHECKING:
     from .._core import TorchAccess, TorchCalls
 
-__all__ = ["WATCHERS", "are_available", "calls_of"]
-
-WATCHERS = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._autograd._profiler_enabled,
-    torch._C._functorch.peek_interpreter_stack,
-)
-"""Functions that say 0, False or None where nothing watches what torch does."""
+__all__ = ["are_available", "calls_of"]
 
 _EXCHANGE_API = "__dlpack_c_exchange_api__"
 _OPTIONS = {
@@ -51,6 +45,8 @@ _OPTIONS = {
     "barrier": (c10d.BarrierOptions, False, False),
 }
 """torch's options of each operation, whether they name a reduction, and whether they name a root."""
+_count_change = getattr(torch._C, "_increment_version", increment_version)
+"""Tells autograd that the tensors of a sequence are written."""
 _WAITING = (
     *(
         "all_reduce",
@@ -101,8 +97,8 @@ def _access(handles: tuple[type, type, type]) -> TorchAccess | None:
     reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, _dtypes())
     options = core.OptionsReader(c10d.AllreduceOptions().timeout, list(SIMPLE_NAMES.items()))
     access: TorchAccess = core.TorchAccess(
-        *(reader, options, list(WATCHERS)),
-        *(list(handles), dist.Work.__init__, translated, increment_version, _waiting()),
+        *(reader, options, list(WATCHERS), addresses_of_watchers()),
+        *(list(handles), dist.Work.__init__, translated, _count_change, _waiting()),
     )
     for name, (kind, has_op, has_root) in _OPTIONS.items():
         places = places_of(kind, has_op=has_op, has_root=has_root)

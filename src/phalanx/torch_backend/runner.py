@@ -22,9 +22,11 @@ __all__ = ["SHORT", "Runner"]
 
 SHORT = 64 << 10
 """Bytes up to which an operation need not begin at once: most callers wait for it before the thread would be awake."""
-NAP = 0.001
-NAPS = 20
-"""The thread looks at the line by itself for a while after it had work, so that no caller has to wake it."""
+NAP, LONGEST_NAP = 0.001, 0.004
+AWAKE = 0.02
+"""Seconds. The thread looks at the line by itself for a while after it had work, so that no caller has to wake it. The
+longer it has found nothing, the more rarely: each look takes time from callers that run their operations themselves.
+"""
 
 
 class Runner:
@@ -179,23 +181,24 @@ class Runner:
         return True
 
     def _serve(self) -> None:
-        naps = 0
+        nap, rested = NAP, 0.0
         while True:
             if self._line:
-                naps = 0
+                nap, rested = NAP, 0.0
                 with self._turn:
                     ran = self._run_next()
                 if ran is not None and ran.has_callbacks and not self._call_back(ran):
                     return
                 continue
             try:
-                if not self._signals.get(timeout=NAP if self._alert else None):
+                if not self._signals.get(timeout=nap if self._alert else None):
                     break
-                naps = 0
+                nap, rested = NAP, 0.0
             except queue.Empty:
-                naps += 1
-            if naps > NAPS:
+                rested += nap
+                nap = min(2 * nap, LONGEST_NAP)
+            if rested > AWAKE:
                 self._alert = False
                 # A caller that joined the line before `_alert` fell has not woken this thread: one more look.
-                naps = 0
+                nap, rested = NAP, 0.0
         self.drain()
