@@ -54,15 +54,13 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("note_end", &OperationInLine::note_end, nb::arg("error").none());
     nb::class_<PreparedCall, OperationInLine>(m, "PreparedCall", "A collective that is ready to run.")
         .def_ro("tensors", &PreparedCall::tensors)
-        .def("run", &PreparedCall::run, nb::arg("handle"))
-        .def("wait", &PreparedCall::wait, nb::arg("handle"));
+        .def("run", &PreparedCall::run, nb::arg("handle"));
     nb::class_<PreparedMessage, OperationInLine>(m, "PreparedMessage", "A message between two ranks that is ready to be moved.")
         .def_ro("group", &PreparedMessage::group)
         .def_ro("tensors", &PreparedMessage::tensors)
         .def_prop_ro("other_runner", &PreparedMessage::other_runner)
         .def_prop_ro("begun", &PreparedMessage::begun)
         .def("run", &PreparedMessage::run, nb::arg("handle"))
-        .def("wait", &PreparedMessage::wait, nb::arg("handle"))
         .def_ro("memory", &PreparedMessage::memory)
         .def_ro("peer", &PreparedMessage::peer)
         .def_ro("tag", &PreparedMessage::tag)

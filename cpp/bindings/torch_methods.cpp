@@ -1,5 +1,5 @@
-// The operations of a process group of torch as methods that are no Python functions: each tries the group's fast calls, and calls
-// the Python method only for what these decline.
+// The operations of a process group of torch, and `wait` of their handles, as methods that are no Python functions: each tries the
+// group's fast calls, or what these have prepared, and calls the Python method only for the rest.
 
 #include <nanobind/nanobind.h>
 
@@ -42,7 +42,8 @@ constexpr FastCall fast_calls[] = {
 };
 
 struct Names {
-    nb::object fast_calls = interned("fast_calls"), go_on_with = interned("go_on_with"), opts = interned("opts");
+    nb::object fast_calls = interned("fast_calls"), go_on_with = interned("go_on_with"), opts = interned("opts"),
+               call = interned("_call");
 
     static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 };
@@ -116,9 +117,36 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
     return nullptr;
 }
 
+// `wait` of a handle that the core has made.
+struct NothingMore {
+    explicit NothingMore(nb::handle) {}
+};
+using WaitMethod = MethodLike<NothingMore>;  // `on_error` is not called: what the operation raises, Python raises
+
+bool has_ended_well(nb::handle handle) {
+    static const nb::handle collective = nb::type<PreparedCall>(), message = nb::type<PreparedMessage>();
+    const nb::object call = nb::getattr(handle, names().call);
+    const PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(call.ptr()));
+    if (type == collective.ptr()) return nb::inst_ptr<PreparedCall>(call)->wait(handle);
+    return type == message.ptr() && nb::inst_ptr<PreparedMessage>(call)->wait(handle);
+}
+
+PyObject* wait(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+    try {
+        if (PyVectorcall_NARGS(nargsf) == 1 && kwnames == nullptr && has_ended_well(args[0])) return Py_NewRef(Py_True);
+        return PyObject_Vectorcall(WaitMethod::of(self)->function, args, nargsf, kwnames);
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 void phalanx::bind_torch_methods(nb::module_& m) {
+    m.attr("WaitMethod") = WaitMethod::type<wait>("phalanx._core.WaitMethod");
     m.attr("TorchMethod") = TorchMethod::type<call_method>("phalanx._core.TorchMethod");
     nb::list known;
     for (const FastCall& one : fast_calls) known.append(one.name);

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .._native import core
+
 if TYPE_CHECKING:
     from .work import UnfinishedWork as _Base
 else:
@@ -28,9 +30,7 @@ class OpenedLate(_Base):
     """The core's `OperationInLine`."""
 
     def wait(self, timeout: Any = None) -> bool:
-        """As the base. The core does it if the operation is the next one in line."""
-        if timeout is None and self._call.wait(self):
-            return True
+        """As the base, where the core has not done it: it does if the operation is the next one in line."""
         self._open()
         return super().wait(timeout)
 
@@ -79,3 +79,7 @@ class OpenedLate(_Base):
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
         self._call.note_end(error)
+
+
+if core is not None:
+    OpenedLate.wait = core.WaitMethod(OpenedLate.wait, None)  # type: ignore[method-assign]

@@ -112,7 +112,7 @@ def visible(operation: Perform) -> Perform:
 
 
 def _shown(error: BaseException) -> BaseException:
-    """What a call of the core raises in the place of an error."""
+    """The error to raise in the place of one that a call of the core has raised."""
     shown = translated(error)
     if shown is not error:
         shown.__suppress_context__ = True
