@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .._native import core
+from ..frames import hide_frames
 
 if TYPE_CHECKING:
     from .work import UnfinishedWork as _Base
@@ -32,7 +33,11 @@ class OpenedLate(_Base):
     def wait(self, timeout: Any = None) -> bool:
         """As the base, where the core has not done it: it does if the operation is the next one in line."""
         self._open()
-        return super().wait(timeout)
+        try:
+            return super().wait(timeout)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def is_completed(self) -> bool:
         self._open()
