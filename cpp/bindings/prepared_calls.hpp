@@ -93,7 +93,7 @@ protected:
         site_ = CallSite::current();
     }
 
-    // What `act` raises is the operation's error. True if all went well.
+    // Does the operation, and notes its end; what `act` raises is its error. `act` returns false if the operation goes on.
     template <class Act>
     void run_and_end(nb::handle handle, Act act) {
         nb::object error = nb::none();
@@ -106,7 +106,8 @@ protected:
         }
         if (!is_open_) return note_end(error);  // nothing between lets another thread open it
         PyObject* const both[] = {handle.ptr(), error.ptr()};
-        const nb::object heard = in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(names().end.ptr(), both, 2, nullptr)); });
+        const nb::object heard =
+            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(names().end.ptr(), both, 2, nullptr)); });
         if (!heard.is_valid()) throw nb::python_error();
     }
 
@@ -234,8 +235,8 @@ private:
         std::size_t count = 1;
         for (const nb::object& argument : arguments)
             if (argument.is_valid()) all[count++] = argument.ptr();
-        nb::object result =
-            in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(names().of(verb).ptr(), all.data(), count, nullptr)); });
+        PyObject* const name = names().of(verb).ptr();
+        nb::object result = in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(name, all.data(), count, nullptr)); });
         if (!result.is_valid()) throw nb::python_error();
         return result;
     }

@@ -24,17 +24,18 @@ inline nb::object vectorcall(nb::handle callable, std::initializer_list<PyObject
     if (!result.is_valid()) throw nb::python_error();
     return result;
 }
+
 // What is the same for all groups of a process.
 class TorchAccess {
 public:
     // `watchers` are functions that say 0, False or None where nothing watches. `addresses` are those of torch's own functions that
-    // say the same, or none (phalanx.torch_backend.watchers). `handles` are the classes of handles, of
-    // operations that are done, of collectives and of messages, and `begin_handle` is their constructor. `translated(error)` is
-    // an error as torch has it, `count_change(tensors)` tells autograd that they are written. `waiting`: the codes of those functions of torch that wait for what they have begun and give its
-    // handle to nobody, and of those by which they begin it.
+    // say the same, or none (phalanx.torch_backend.watchers). `handles` are the classes of handles, of operations that are done, of
+    // collectives and of messages, and `begin_handle` is their constructor. `translated(error)` is an error as torch has it,
+    // `count_change(tensors)` tells autograd that they are written. `waiting`: the codes of those functions of torch that wait for
+    // what they have begun and give its handle to nobody, and of those by which they begin it.
     TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers,
-                const std::vector<std::uintptr_t>& addresses, const std::vector<nb::object>& handles, nb::object begin_handle, nb::object translated,
-                nb::object count_change, std::vector<nb::object> waiting)
+                const std::vector<std::uintptr_t>& addresses, const std::vector<nb::object>& handles, nb::object begin_handle,
+                nb::object translated, nb::object count_change, std::vector<nb::object> waiting)
         : reader(reader),
           options(options),
           watchers_(std::move(watchers)),
