@@ -213,6 +213,23 @@ public:
         return start(o, timeout, later);
     }
 
+    // Any of them, by its arguments in order; those that it does not have are ignored.
+    nb::object call(Verb verb, const std::array<nb::handle, 3>& arguments, nb::handle timeout, bool later) {
+        const auto [first, second, third] = arguments;
+        switch (verb) {
+            case Verb::barrier: return barrier(timeout, later);
+            case Verb::broadcast: return broadcast(first, second, timeout, later);
+            case Verb::all_reduce: return all_reduce(first, second, timeout, later);
+            case Verb::reduce: return reduce(first, second, third, timeout, later);
+            case Verb::all_gather: return all_gather(first, second, timeout, later);
+            case Verb::gather: return gather(first, second, third, timeout, later);
+            case Verb::scatter: return scatter(first, second, third, timeout, later);
+            case Verb::reduce_scatter: return reduce_scatter(first, second, third, timeout, later);
+            case Verb::all_to_all: return all_to_all(first, second, timeout, later);
+            default: return nb::none();  // those of objects have functions of their own
+        }
+    }
+
 protected:
     // `kind_of(verb, dtype, op)` is the part of the fingerprint that stays. `describe(x, n)` is what the root of a scatter
     // tells of the n parts of `x`.

@@ -120,6 +120,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_steps(m);
     phalanx::bind_fast_steps(m);
     phalanx::bind_torch_calls(m);
+    phalanx::bind_torch_methods(m);
     phalanx::bind_verb_methods(m);
 #if defined(PHALANX_JITTER)
     m.def("seed_jitter", &phalanx::jitter::seed, "seed"_a,

@@ -21,6 +21,7 @@ void bind_ring(nanobind::module_& m);
 void bind_steps(nanobind::module_& m);
 void bind_fast_steps(nanobind::module_& m);
 void bind_torch_calls(nanobind::module_& m);
+void bind_torch_methods(nanobind::module_& m);
 void bind_verb_methods(nanobind::module_& m);
 
 }  // namespace phalanx

@@ -1,26 +1,18 @@
 // The verbs of a group as methods that are no Python functions: each tries the group's fast path, and calls the Python method
-// only for what that declines. A frame of Python costs as much as everything else in a short collective.
-//
-// A `VerbMethod` takes the place of the Python method in the class, and looks like it: its name, signature and documentation are
-// that method's.
+// only for what that declines.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
-#include <structmember.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <new>
 #include <string>
 
 #include "collective_calls.hpp"
+#include "method_like.hpp"
 #include "module.hpp"
-
-#ifndef Py_TPFLAGS_METHOD_DESCRIPTOR
-#define Py_TPFLAGS_METHOD_DESCRIPTOR (1UL << 17)
-#endif
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -35,6 +27,8 @@ constexpr int messages = 4;
 // What a verb takes, and where its fast path is.
 struct Signature {
     static constexpr int most = 3;
+
+    explicit Signature(nb::handle function);
 
     nb::str name;
     nb::str attribute;  // of the group: its fast path
@@ -73,14 +67,7 @@ const Names& names() {
     return *all;
 }
 
-struct VerbMethod {
-    PyObject_HEAD
-    vectorcallfunc call;
-    PyObject* function;
-    PyObject* hide_frames;
-    Signature* signature;
-    PyObject* weak_references;
-};
+using VerbMethod = MethodLike<Signature>;  // `on_error` hides Phalanx's frames
 
 // False for a call that the fast path does not know: the Python method says what is wrong, or knows better.
 bool read(const Signature& signature, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, Arguments& found) {
@@ -113,20 +100,8 @@ bool read(const Signature& signature, PyObject* const* args, Py_ssize_t count, P
     return true;
 }
 
-nb::object by_core(CollectiveCalls& calls, Verb verb, const Arguments& a) {
-    const auto [first, second, third] = a.given;
-    switch (verb) {
-        case Verb::barrier: return calls.barrier(a.timeout, a.later);
-        case Verb::broadcast: return calls.broadcast(first, second, a.timeout, a.later);
-        case Verb::all_reduce: return calls.all_reduce(first, second, a.timeout, a.later);
-        case Verb::reduce: return calls.reduce(first, second, third, a.timeout, a.later);
-        case Verb::all_gather: return calls.all_gather(first, second, a.timeout, a.later);
-        case Verb::gather: return calls.gather(first, second, third, a.timeout, a.later);
-        case Verb::scatter: return calls.scatter(first, second, third, a.timeout, a.later);
-        case Verb::reduce_scatter: return calls.reduce_scatter(first, second, third, a.timeout, a.later);
-        case Verb::all_to_all: return calls.all_to_all(first, second, a.timeout, a.later);
-    }
-    return nb::none();
+nb::object by_core(CollectiveCalls& calls, const Signature& signature, const Arguments& a) {
+    return calls.call(static_cast<Verb>(signature.verb), {a.given[0], a.given[1], a.given[2]}, a.timeout, a.later);
 }
 
 // The method of that name of a fast path that is not the core's own, with the same arguments.
@@ -148,7 +123,7 @@ nb::object issue(CollectiveCalls& calls, const Signature& signature, nb::handle 
     if (!worker.is_valid()) throw nb::python_error();
     const TurnHeld turn(calls.turn());
     if (worker.is_none() || !turn.taken) return {};
-    const nb::object issued = by_core(calls, static_cast<Verb>(signature.verb), a);
+    const nb::object issued = by_core(calls, signature, a);
     if (issued.is_none()) return {};
     PyObject* const all[] = {worker.ptr(), signature.name.ptr(), issued.ptr(), group.ptr()};
     nb::object work = in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(names().take.ptr(), all, 4, nullptr)); });
@@ -163,7 +138,7 @@ nb::object collective(const Signature& signature, nb::handle group, nb::handle f
     if (needs_out && a.given[signature.count - 1] == Py_None) return {};
     CollectiveCalls* const calls = CollectiveCalls::of(fast);
     if (a.later) return calls != nullptr ? issue(*calls, signature, group, a) : nb::object();
-    nb::object answer = calls != nullptr ? by_core(*calls, verb, a) : by_name(signature, fast, a);
+    nb::object answer = calls != nullptr ? by_core(*calls, signature, a) : by_name(signature, fast, a);
     if (answer.is_none()) return {};
     return answer.ptr() == Py_True ? nb::none() : answer;  // there is no result
 }
@@ -232,8 +207,8 @@ nb::object do_fast(const Signature& signature, nb::handle group, nb::handle fast
 }
 
 PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
-    auto* const method = reinterpret_cast<VerbMethod*>(self);
-    const Signature& signature = *method->signature;
+    const VerbMethod* const method = VerbMethod::of(self);
+    const Signature& signature = *method->own;
     const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
     Arguments found;
     try {
@@ -254,158 +229,38 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
-    hide_frames(method->hide_frames);
+    hide_frames(method->on_error);
     return nullptr;
 }
 
-nb::object attribute(PyObject* function, const char* name) {
-    nb::object found = nb::steal(PyObject_GetAttrString(function, name));
-    if (!found.is_valid()) throw nb::python_error();
-    return found;
-}
-
-Signature* signature_of(PyObject* function) {
-    auto made = std::make_unique<Signature>();
-    const auto name = nb::cast<std::string>(attribute(function, "__name__"));
-    made->name = made->fast_name = Names::interned(name.c_str());
-    const auto* const message = std::find(message_names, message_names + messages, name);
-    made->is_message = message != message_names + messages;
-    made->attribute = Names::interned(made->is_message ? "_fast_messages" : "_fast_path");
-    if (made->is_message) {
-        made->verb = static_cast<int>(message - message_names);
-        made->is_posted = made->verb >= static_cast<int>(Message::isend);
-        made->fast_name = Names::interned(fast_names[made->verb]);
+Signature::Signature(nb::handle function) {
+    const auto text = nb::cast<std::string>(nb::object(function.attr("__name__")));
+    name = fast_name = Names::interned(text.c_str());
+    const auto* const message = std::find(message_names, message_names + messages, text);
+    is_message = message != message_names + messages;
+    attribute = Names::interned(is_message ? "_fast_messages" : "_fast_path");
+    if (is_message) {
+        verb = static_cast<int>(message - message_names);
+        is_posted = verb >= static_cast<int>(Message::isend);
+        fast_name = Names::interned(fast_names[verb]);
     } else {
-        while (made->verb < verbs && name != verb_names[made->verb]) ++made->verb;
-        if (made->verb == verbs) throw nb::value_error("not a verb that has a fast path");
+        while (verb < verbs && text != verb_names[verb]) ++verb;
+        if (verb == verbs) throw nb::value_error("not a verb that has a fast path");
     }
-    const nb::object code = attribute(function, "__code__");
-    const nb::object defaults = attribute(function, "__defaults__");
-    const nb::object variables = code.attr("co_varnames");
-    made->count = nb::cast<int>(code.attr("co_argcount")) - 1;  // without the group
-    if (made->count > Signature::most) throw nb::value_error("a verb with too many arguments");
-    made->required = made->count - (defaults.is_none() ? 0 : static_cast<int>(nb::len(defaults)));
-    for (int i = 0; i < made->count; ++i) {
-        made->names[i] = Names::interned(nb::cast<std::string>(variables[i + 1]).c_str());
-        if (i >= made->required) made->defaults[i] = defaults[i - made->required];
+    const nb::object code = function.attr("__code__"), given = function.attr("__defaults__"), variables = code.attr("co_varnames");
+    count = nb::cast<int>(nb::object(code.attr("co_argcount"))) - 1;  // without the group
+    if (count > most) throw nb::value_error("a verb with too many arguments");
+    required = count - (given.is_none() ? 0 : static_cast<int>(nb::len(given)));
+    for (int i = 0; i < count; ++i) {
+        names[i] = Names::interned(nb::cast<std::string>(nb::object(variables[i + 1])).c_str());
+        if (i >= required) defaults[i] = given[i - required];
     }
-    return made.release();
 }
-
-PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *function = nullptr, *hide = nullptr;
-    if (!PyArg_ParseTuple(args, "OO", &function, &hide)) return nullptr;
-    try {
-        auto* const allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-        PyObject* const self = allocate(type, 0);
-        if (self == nullptr) return nullptr;
-        const nb::object owner = nb::steal(self);
-        auto* const method = reinterpret_cast<VerbMethod*>(self);
-        method->call = call_method;
-        method->function = Py_NewRef(function);
-        method->hide_frames = Py_NewRef(hide);
-        method->signature = signature_of(function);
-        return Py_NewRef(self);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_ValueError, error.what());
-    }
-    return nullptr;
-}
-
-int clear(PyObject* self) {
-    auto* const method = reinterpret_cast<VerbMethod*>(self);
-    Py_CLEAR(method->function);
-    Py_CLEAR(method->hide_frames);
-    return 0;
-}
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    auto* const method = reinterpret_cast<VerbMethod*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(method->function);
-    Py_VISIT(method->hide_frames);
-    return 0;
-}
-
-void forget(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    if (reinterpret_cast<VerbMethod*>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
-    clear(self);
-    delete reinterpret_cast<VerbMethod*>(self)->signature;
-    PyTypeObject* const type = Py_TYPE(self);
-    auto* const release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-    release(self);
-    Py_DECREF(type);
-}
-
-// As for a function: bound to a group, it is a method.
-PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
-    if (object == nullptr || object == Py_None) return Py_NewRef(self);
-    static PyObject* const method_type = PyObject_GetAttrString(nb::module_::import_("types").ptr(), "MethodType");
-    PyObject* const both[] = {self, object};
-    return PyObject_Vectorcall(method_type, both, 2, nullptr);
-}
-
-PyObject* represent(PyObject* self) { return PyObject_Repr(reinterpret_cast<VerbMethod*>(self)->function); }
-
-// What is known of a function, `closure` being the attribute's name.
-PyObject* ask_function(PyObject* self, void* closure) {
-    return PyObject_GetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure));
-}
-
-// How torch.compile is told not to look inside; see phalanx/untraced.py.
-int tell_function(PyObject* self, PyObject* value, void* closure) {
-    return PyObject_SetAttrString(reinterpret_cast<VerbMethod*>(self)->function, static_cast<const char*>(closure), value);
-}
-
-PyObject* wrapped(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<VerbMethod*>(self)->function); }
 
 }  // namespace
 
 void phalanx::bind_verb_methods(nb::module_& m) {
-    const auto named = [](const char* name) { return static_cast<void*>(const_cast<char*>(name)); };
-    static PyGetSetDef attributes[] = {
-        {"__wrapped__", wrapped, nullptr, nullptr, nullptr},
-        {"__name__", ask_function, nullptr, nullptr, named("__name__")},
-        {"__qualname__", ask_function, nullptr, nullptr, named("__qualname__")},
-        {"__module__", ask_function, nullptr, nullptr, named("__module__")},
-        {"__doc__", ask_function, nullptr, nullptr, named("__doc__")},
-        {"__annotations__", ask_function, nullptr, nullptr, named("__annotations__")},
-        // Others ask isinstance(method, FunctionType), and take what is none for a plain attribute of the class: torch.compile
-        // then calls it without the group, and mocks do not know its signature.
-        {"__class__", ask_function, nullptr, nullptr, named("__class__")},
-        {"__code__", ask_function, nullptr, nullptr, named("__code__")},
-        {"__defaults__", ask_function, nullptr, nullptr, named("__defaults__")},
-        {"__kwdefaults__", ask_function, nullptr, nullptr, named("__kwdefaults__")},
-        {"__globals__", ask_function, nullptr, nullptr, named("__globals__")},
-        {"__closure__", ask_function, nullptr, nullptr, named("__closure__")},
-        {"_torchdynamo_disable", ask_function, tell_function, nullptr, named("_torchdynamo_disable")},
-        {nullptr, nullptr, nullptr, nullptr, nullptr},
-    };
-    static PyMemberDef members[] = {
-        {"__vectorcalloffset__", T_PYSSIZET, offsetof(VerbMethod, call), READONLY, nullptr},
-        {"__weaklistoffset__", T_PYSSIZET, offsetof(VerbMethod, weak_references), READONLY, nullptr},
-        {nullptr, 0, 0, 0, nullptr},
-    };
-    PyType_Slot slots[] = {
-        {Py_tp_new, reinterpret_cast<void*>(make)},
-        {Py_tp_dealloc, reinterpret_cast<void*>(forget)},
-        {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-        {Py_tp_clear, reinterpret_cast<void*>(clear)},
-        {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-        {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
-        {Py_tp_repr, reinterpret_cast<void*>(represent)},
-        {Py_tp_getset, attributes},
-        {Py_tp_members, members},
-        {0, nullptr},
-    };
-    PyType_Spec spec{"phalanx._core.VerbMethod", sizeof(VerbMethod), 0,
-                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
-    const nb::object type = nb::steal(PyType_FromSpec(&spec));
-    if (!type.is_valid()) throw nb::python_error();
-    m.attr("VerbMethod") = type;
+    m.attr("VerbMethod") = VerbMethod::type<call_method>("phalanx._core.VerbMethod");
     nb::list known;
     for (const char* verb : verb_names) known.append(verb);
     for (const char* verb : message_names) known.append(verb);

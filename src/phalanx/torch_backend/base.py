@@ -13,8 +13,10 @@ from ..deadline import Deadline
 from ..errors import UnsupportedArray
 from ..group import Group
 from . import devices
+from .collective_work import PreparedWork
 from .cpu_backend import HAS_BACKENDS, CpuBackend, kernels
 from .fast_calls import calls_of
+from .message_work import PreparedMessageWork
 from .request import OperationRequest
 from .runner import Runner
 from .tensor_lists import SLICE, Places
@@ -24,6 +26,8 @@ __all__ = ["GroupBase"]
 
 _LONG = 1 << 62
 """The size of an operation whose size is unknown."""
+_HANDLES = (FinishedWork, PreparedWork, PreparedMessageWork)
+"""The handles that the core makes: of operations that are done, of collectives and of messages in line."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
 
@@ -58,7 +62,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         self._runner = Runner(group.timeout)
         self._lines = (Runner(group.timeout), Runner(group.timeout))
         """For messages that are sent, and for those that are received: neither may hold up the other."""
-        self.fast_calls = calls_of(group, [line.state for line in (self._runner, *self._lines)], FinishedWork)
+        self.fast_calls = calls_of(group, [self._runner, *self._lines], _HANDLES)
         """The core's way of simple calls, if there is one."""
 
     def does_itself(self, device_type: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ..group.tracking import call_site
 from .errors import translated
 from .line import Line
+from .opened_late import OpenedLate
 from .visible import unwatched
 from .work import Job, UnfinishedWork
 
@@ -67,47 +68,29 @@ class CollectiveWork(UnfinishedWork):
             raise self._too_long(seconds)
 
 
-class PreparedWork(UnfinishedWork):
+class PreparedWork(OpenedLate, UnfinishedWork):
     """A collective that the core has prepared. As `CollectiveWork`, with the group's own timeout, and quicker: most are
     short.
     """
 
-    __slots__ = ("_call", "_default", "_line")
-
-    def __init__(self, line: Line, call: Any, default: float) -> None:
-        super().__init__(call.tensors)
-        self._line = line
-        self._call = call
-        self._default = default
+    __slots__ = ("_call",)
 
     @property
     def begun(self) -> bool:
         """True once the operation has started; a collective has then ended, too."""
-        return self._ended
+        ended: bool = self._call.ended
+        return ended
 
-    def wait(self, timeout: Any = None) -> bool:
-        """As the base, in fewer steps where all goes well."""
-        if timeout is None and not self._ended:
-            self._line.drive(self)
-        return True if self._ended and self._error is None else super().wait(timeout)
+    def is_completed(self) -> bool:
+        return self.begun
 
     def get_future(self) -> Any:
-        if not self._ended:
-            self._line.hurry()
+        if not self._call.ended:
+            self._call.runner.hurry()
         return super().get_future()
-
-    def run(self) -> None:
-        """Does the operation and keeps its error. The line calls this once, in the operation's turn."""
-        call, self._call = self._call, None
-        error: BaseException | None = None
-        try:
-            call(_LONG_IN_LINE, self._default)  # on memory, without torch: nothing that watches torch could see it
-        except BaseException as failure:
-            error = translated(failure)
-        self._end(error)
 
     def _await(self, seconds: float | None) -> None:
         if seconds is None:
-            self._line.drive(self)
+            self._call.runner.drive(self)
         elif not self._wait_for_end(seconds):
             raise self._too_long(seconds)

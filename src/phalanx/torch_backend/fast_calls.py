@@ -13,26 +13,24 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.autograd.graph import increment_version
 
 from .._native import PLAIN, core
 from ..group import Group
+from .errors import translated
 from .option_fields import places_of
 from .reduce_ops import SIMPLE_NAMES
+from .runner import SHORT, Runner
 from .tensor_lists import SLICE
 from .tensors import OTHER_DTYPES, PLAIN_DTYPES
+from .watchers import WATCHERS, addresses_of_watchers
 
 if TYPE_CHECKING:
     from .._core import TorchAccess, TorchCalls
 
-__all__ = ["WATCHERS", "are_available", "calls_of"]
-
-WATCHERS = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._autograd._profiler_enabled,
-    torch._C._functorch.peek_interpreter_stack,
-)
-"""Functions that say 0, False or None where nothing watches what torch does."""
+__all__ = ["are_available", "calls_of"]
 
 _EXCHANGE_API = "__dlpack_c_exchange_api__"
 _OPTIONS = {
@@ -47,6 +45,8 @@ _OPTIONS = {
     "barrier": (c10d.BarrierOptions, False, False),
 }
 """torch's options of each operation, whether they name a reduction, and whether they name a root."""
+_count_change = getattr(torch._C, "_increment_version", increment_version)
+"""Tells autograd that the tensors of a sequence are written."""
 _WAITING = (
     *(
         "all_reduce",
@@ -66,17 +66,17 @@ _WAITING = (
 they begin one."""
 
 
-def calls_of(group: Group, lines: list[tuple[Any, Any]], finished: type) -> TorchCalls | None:
+def calls_of(group: Group, lines: list[Runner], handles: tuple[type, type, type]) -> TorchCalls | None:
     """The fast calls of a group, if there are any.
 
     Args:
-        lines: The deque and the turn's lock of each of its lines: for collectives, sent and received messages.
-        finished: The class of the handle of an operation that is done.
+        lines: For collectives, sent and received messages.
+        handles: The classes of handles: of operations that are done, of collectives and of messages in line.
     """
-    access = _access(finished)
+    access = _access(handles)
     if access is None or core is None:
         return None
-    calls: TorchCalls = core.TorchCalls(access, group, lines, group._messages.buffered, SLICE)
+    calls: TorchCalls = core.TorchCalls(access, group, lines, group._messages.buffered, SHORT, SLICE)
     return calls
 
 
@@ -90,13 +90,16 @@ def are_available() -> bool:
 
 
 @functools.cache
-def _access(finished: type) -> TorchAccess | None:
+def _access(handles: tuple[type, type, type]) -> TorchAccess | None:
     if core is None or not are_available():
         return None
     exchange = getattr(torch.Tensor, _EXCHANGE_API)
     reader = core.TensorReader([torch.Tensor, torch.nn.Parameter], exchange, torch.Tensor.is_neg, _dtypes())
     options = core.OptionsReader(c10d.AllreduceOptions().timeout, list(SIMPLE_NAMES.items()))
-    access: TorchAccess = core.TorchAccess(reader, options, list(WATCHERS), finished, _waiting())
+    access: TorchAccess = core.TorchAccess(
+        *(reader, options, list(WATCHERS), addresses_of_watchers()),
+        *(list(handles), dist.Work.__init__, translated, _count_change, _waiting()),
+    )
     for name, (kind, has_op, has_root) in _OPTIONS.items():
         places = places_of(kind, has_op=has_op, has_root=has_root)
         setattr(access, name, core.OptionsKind(kind, has_op, has_root, places))

@@ -28,8 +28,8 @@ class TorchGroup(Protocol):
     def prepare_dispatch(self, device_type: str) -> None:
         """Makes sure that torch's dispatcher leads back to this group."""
 
-    def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
-        """Goes on with a call for which the core has done what it could; returns its handle."""
+    def go_on_with(self, begun: Any) -> Any:
+        """Goes on with a message that the core has begun; returns its handle."""
 
     def get_group_store(self) -> Any:
         """The store that torch made for the group."""

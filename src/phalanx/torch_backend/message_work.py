@@ -16,6 +16,8 @@ from ..errors import UsageError
 from ..group.tracking import call_site
 from .errors import translated
 from .line import Line
+from .message_rest import rest_of
+from .opened_late import OpenedLate
 from .visible import unwatched
 from .work import UnfinishedWork
 
@@ -128,57 +130,46 @@ class MessageWork(UnfinishedWork):
         self._wait_for_end(None)  # another thread may be about to say so
 
 
-class PreparedMessageWork(MessageWork):
-    """A message that the core has prepared. As `MessageWork`, and quicker: most are short, and waited for soon.
+class PreparedMessageWork(OpenedLate, MessageWork):
+    """A message that the core has prepared. As `MessageWork`, and quicker: most are short, and waited for soon."""
 
-    Args:
-        move: Moves the message if that can be done soon, else returns the work that does.
-        message: The core's. It knows who has asked for it.
-    """
+    __slots__ = ("_call",)
 
-    __slots__ = ("_message", "_move")
+    @property
+    def begun(self) -> bool:  # type: ignore[override]
+        """True once the message was begun."""
+        begun: bool = self._call.begun
+        return begun
 
-    def __init__(
-        self,
-        lines: tuple[Line, Line],
-        move: Callable[[Any], GroupWork[Any] | None],
-        message: Any,
-        tensors: Any,
-    ) -> None:
-        UnfinishedWork.__init__(self, tensors)
-        self._line, self._other_line = lines
-        self._move = move
-        self._message = message
-        self._finish = None
-        self._work = None
-        self._source = -1 if message.sends else message.peer
-        self.begun = False
+    def source_rank(self) -> int:
+        self._open()
+        return super().source_rank()
 
-    def wait(self, timeout: Any = None) -> bool:
-        """As the base, in fewer steps where all goes well."""
-        if timeout is None and not self.begun:
-            self._other_line.hurry()
-            self._line.drive(self)
-        return True if self._ended and self._error is None else super().wait(timeout)
+    def go_on(self, answer: Any) -> None:
+        """Goes on with what the core has begun, or has not been able to begin, and keeps its error.
 
-    def run(self) -> None:
-        """Begins it, as the base. It moves memory, without torch: nothing that watches torch could see it."""
-        message, self._message = self._message, None
+        Args:
+            answer: What `FastMessages` says of it.
+        """
+        self._open()
         try:
-            self._work = self._move(message)
-            if self._work is None:
-                self._end(None)
-            else:
-                self._work.add_done_callback(self._heard)
+            self._work = rest_of(self._call, answer)
+            self._work.add_done_callback(self._heard)
         except BaseException as failure:
             self._end(translated(failure))
-        self.begun = True
+
+    def _set_up(self, tensors: Any) -> None:
+        super()._set_up(tensors)
+        self._line, self._other_line = self._call.runner, self._call.other_runner
+        self._finish = None
+        self._work = None
+        self._source = -1 if self._call.sends else self._call.peer
 
 
 def _is_called_by_recv() -> bool:
-    """Whether the function that has called this module is `dist.recv`."""
+    """Whether the function that has called this package is `dist.recv`."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals is globals():
+    while frame is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back
     return frame is not None and frame.f_code is getattr(inspect.unwrap(c10d.recv), "__code__", None)
 

@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .._native import core
 from ..errors import PhalanxError
 from ..group import Work
-from ..group.tracking import call_site
-from ..transports.ring_channel import last_handed_over
 from ..types import Received
 from .base import GroupBase
 from .errors import translated
-from .message_work import MessageWork, PreparedMessageWork, SelfMessageWork
+from .message_rest import go_on, rest_of
+from .message_work import MessageWork, SelfMessageWork
 from .request import only
 from .runner import Runner
 from .tensors import in_place, source
@@ -24,9 +22,6 @@ from .visible import visible
 from .work import FinishedWork
 
 __all__ = ["TorchMessages"]
-
-PreparedMessage = getattr(core, "PreparedMessage", None)
-PreparedCall = getattr(core, "PreparedCall", None)
 
 
 class TorchMessages(GroupBase):
@@ -96,51 +91,18 @@ class TorchMessages(GroupBase):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def go_on_with(self, begun: Any, args: tuple[Any, ...]) -> Any:
-        """Goes on with a call for which the core has done what it could; returns its handle.
+    def go_on_with(self, begun: Any) -> Any:
+        """Goes on with a message that the core has begun; returns its handle.
 
         Args:
-            begun: A collective or a message that is not to run at once, or a message that goes on and what
-                `FastMessages` says of it.
+            begun: The core's `PreparedMessage`, and what `FastMessages` says of it.
         """
-        if type(begun) is PreparedCall:
-            return self._runner.issue_prepared(begun)
-        if type(begun) is PreparedMessage:
-            return self._later(begun, args[0])
         message, answer = begun
-        source_ = -1 if message.sends else message.peer
-        work = MessageWork(self._lines_of(message), lambda: self._rest(message, answer), args[0], source=source_)
+        outgoing, incoming = self._lines
+        lines, source_ = ((outgoing, incoming), -1) if message.sends else ((incoming, outgoing), message.peer)
+        work = MessageWork(lines, lambda: rest_of(message, answer), message.tensors, source=source_)
         work.run()
         return work
-
-    def _later(self, message: Any, tensors: Any) -> Any:
-        self.group._check()
-        lines = self._lines_of(message)
-        work = PreparedMessageWork(lines, self._move, message, tensors)
-        lines[0].join(work)
-        return work
-
-    def _lines_of(self, message: Any) -> tuple[Runner, Runner]:
-        """The line of a message, and that of the other direction."""
-        outgoing, incoming = self._lines
-        return (outgoing, incoming) if message.sends else (incoming, outgoing)
-
-    def _move(self, message: Any) -> Work[Any] | None:
-        """Moves a message that the core has prepared; None if that is done, else what goes on with it."""
-        answer = message(self._seconds)
-        return None if answer is True else self._rest(message, answer)
-
-    def _rest(self, message: Any, answer: Any) -> Work[Any]:
-        """Goes on with a message that the fast path has given up, with a part of it on its way, or nothing."""
-        peer, operation = message.peer, answer[0] if answer else None
-        call_site.lend(message.site)
-        try:
-            if operation is not None:
-                return self._go_on(operation, f"send(dst={peer})" if message.sends else f"recv(src={peer})", peer)
-            begin = self.group.isend if message.sends else self.group.irecv
-            return begin(message.memory, peer, tag=message.tag, timeout=self._seconds)
-        finally:
-            call_site.lend(None)
 
     @functools.cached_property
     def _own(self) -> OwnMessages:
@@ -200,7 +162,7 @@ class TorchMessages(GroupBase):
             operation = answer[0] if answer else None
         if operation is None:
             return group.isend(array, dst, tag=tag, timeout=self._seconds)
-        return self._go_on(operation, f"send(dst={dst})", dst)
+        return go_on(group, operation, f"send(dst={dst})", dst, self._seconds)
 
     def _recv(self, array: Any, src: int | None, tag: int) -> Work[Any] | None:
         """Receives an array; None if that is done, else what goes on receiving it."""
@@ -217,14 +179,7 @@ class TorchMessages(GroupBase):
             operation = answer[0] if answer else None
         if operation is None or src is None:
             return group.irecv(array, src, tag=tag, timeout=self._seconds)
-        return self._go_on(operation, f"recv(src={src})", src)
-
-    def _go_on(self, operation: Any, what: str, peer: int) -> Work[Any]:
-        """A part of the message is through, and the rest takes a while: it goes on by itself."""
-        group = self.group
-        last_handed_over()
-        entry = group._journal.begin(what, peer, posted=True)
-        return group._in_background(entry, operation, group._deadline(self._seconds), [peer], lambda: None)
+        return go_on(group, operation, f"recv(src={src})", src, self._seconds)
 
     def _noted(self, work: Any) -> Any:
         if self._coalesced is not None:

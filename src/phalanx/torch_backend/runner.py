@@ -13,18 +13,20 @@ from collections import deque
 from typing import Any
 
 from ..background_thread import BackgroundThread
-from .collective_work import CollectiveWork, PreparedWork
+from .collective_work import CollectiveWork
 from .errors import translated
 from .line import InLine
 from .work import FinishedWork, Job
 
-__all__ = ["Runner"]
+__all__ = ["SHORT", "Runner"]
 
 SHORT = 64 << 10
 """Bytes up to which an operation need not begin at once: most callers wait for it before the thread would be awake."""
-NAP = 0.001
-NAPS = 20
-"""The thread looks at the line by itself for a while after it had work, so that no caller has to wake it."""
+NAP, LONGEST_NAP = 0.001, 0.004
+AWAKE = 0.02
+"""Seconds. The thread looks at the line by itself for a while after it had work, so that no caller has to wake it. The
+longer it has found nothing, the more rarely: each look takes time from callers that run their operations themselves.
+"""
 
 
 class Runner:
@@ -75,12 +77,6 @@ class Runner:
         self.join(operation, at_once=size > SHORT)
         return operation
 
-    def issue_prepared(self, call: Any) -> Any:
-        """Puts a call that the core has prepared in line, and returns its handle."""
-        operation = PreparedWork(self, call, self.default)
-        self.join(operation, at_once=call.size > SHORT)
-        return operation
-
     @property
     def state(self) -> tuple[Any, Any]:
         """The operations in the line and the lock of the turn, by which the core sees whether the line is idle."""
@@ -93,6 +89,15 @@ class Runner:
             at_once: Whether it is worth waking the thread for, before anybody waits for it.
         """
         self._line.append(operation)
+        self.attend(at_once)
+
+    def attend(self, at_once: bool = False) -> None:
+        """Has the thread look at an operation that has joined the line. The core calls this, unless the thread is about
+        to look by itself.
+
+        Args:
+            at_once: As for `join`.
+        """
         if self._thread is None:
             self._start()
         if at_once or not self._alert or self._away:
@@ -136,6 +141,7 @@ class Runner:
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""
         thread, self._thread = self._thread, None
+        self._alert = False
         if thread is not None:
             self._signals.put(False)
             thread.join()
@@ -175,23 +181,24 @@ class Runner:
         return True
 
     def _serve(self) -> None:
-        naps = 0
+        nap, rested = NAP, 0.0
         while True:
             if self._line:
-                naps = 0
+                nap, rested = NAP, 0.0
                 with self._turn:
                     ran = self._run_next()
                 if ran is not None and ran.has_callbacks and not self._call_back(ran):
                     return
                 continue
             try:
-                if not self._signals.get(timeout=NAP if self._alert else None):
+                if not self._signals.get(timeout=nap if self._alert else None):
                     break
-                naps = 0
+                nap, rested = NAP, 0.0
             except queue.Empty:
-                naps += 1
-            if naps > NAPS:
+                rested += nap
+                nap = min(2 * nap, LONGEST_NAP)
+            if rested > AWAKE:
                 self._alert = False
                 # A caller that joined the line before `_alert` fell has not woken this thread: one more look.
-                naps = 0
+                nap, rested = NAP, 0.0
         self.drain()

@@ -18,12 +18,10 @@ from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._native import core
-from ..errors import PhalanxError
 from ..frames import hide_frames
 from .errors import translated
 from .group_interface import TorchGroup
 from .profiled import is_profiled, profile
-from .work import FinishedWork
 
 __all__ = ["OLDER_NAMES", "OPERATIONS", "perform", "running", "unwatched", "visible"]
 
@@ -43,24 +41,6 @@ OPERATIONS: dict[str, Perform] = {}
 COUNTED = {"all_gather_single", "allgather", "allgather_coalesced", "gather", "reduce_scatter", "alltoall"}
 """Operations whose outputs torch's own backends write by an operation of torch, so that it counts the change: what
 autograd has saved of them before is refused, and not used with other values in it."""
-FAST = {
-    "allreduce": 2,
-    "broadcast": 2,
-    "reduce": 2,
-    "all_gather_single": 3,
-    "reduce_scatter_single": 3,
-    "all_to_all_single": 5,
-    "allgather": 3,
-    "reduce_scatter": 3,
-    "alltoall": 3,
-    "gather": 3,
-    "scatter": 3,
-    "barrier": 1,
-    "send": 3,
-    "recv": 3,
-}
-"""The operations that the core does by itself if they are simple, and how many arguments torch's own functions pass."""
-
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -88,30 +68,19 @@ running = _Running()
 
 
 def visible(operation: Perform) -> Perform:
-    """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches."""
+    """Decorates the method of a process group that does an operation: the dispatcher gets it if something watches.
+
+    The core does simple calls by itself, and has this function called for the others.
+    """
     name = operation.__name__
     OPERATIONS[name] = operation
     if not hasattr(dist.ProcessGroup, name):
         name = OLDER_NAMES[name]
     through = getattr(dist.ProcessGroup, name)
-    fast: Any = getattr(getattr(core, "TorchCalls", None), operation.__name__, None)
-    count = FAST.get(operation.__name__, -1)
     counted = operation.__name__ in COUNTED
 
     def call(self: TorchGroup, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self.fast_calls is not None:
-                if count == 1 and kwargs and not args and "opts" in kwargs:  # as torch calls `barrier`
-                    args = (kwargs.pop("opts"),)
-                if len(args) == count and not kwargs:
-                    try:
-                        done = fast(self.fast_calls, *args)
-                        if done is not None:
-                            if counted:
-                                _count_change(args[0])
-                            return done if type(done) is FinishedWork else self.go_on_with(done, args)
-                    except PhalanxError as error:
-                        raise translated(error) from None
             if not (self.hooked or _modes() or is_profiled() or _transforms() is not None) and _are_plain(args, kwargs):
                 work = operation(self, *args, **kwargs)
                 if counted and args:
@@ -135,7 +104,20 @@ def visible(operation: Perform) -> Perform:
 
     # By the name of the function that calls it, torch knows that the method of C++ is meant, not again this one.
     call.__code__ = call.__code__.replace(co_name=name)
-    return functools.wraps(operation)(call)
+    general = functools.wraps(operation)(call)
+    if core is None or operation.__name__ not in core.TORCH_OPERATIONS:
+        return general
+    method: Perform = core.TorchMethod(general, _shown)
+    return method
+
+
+def _shown(error: BaseException) -> BaseException:
+    """The error to raise in the place of one that a call of the core has raised."""
+    shown = translated(error)
+    if shown is not error:
+        shown.__suppress_context__ = True
+    hide_frames(shown)
+    return shown
 
 
 def _count_change(outputs: Any) -> None:

@@ -88,6 +88,9 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
 
     def __init__(self, tensors: Any) -> None:
         dist.Work.__init__(self)
+        self._set_up(tensors)
+
+    def _set_up(self, tensors: Any) -> None:
         self._tensors = tensors
         self._lock = threading.Lock()
         self._event: threading.Event | None = None

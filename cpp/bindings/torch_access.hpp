@@ -1,0 +1,197 @@
+// What the fast calls of torch.distributed know of torch and of the lines that operations stand in: the same for all calls of a
+// process group. Nothing here knows torch but by what it is given.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "flat_tensor.hpp"
+#include "frames.hpp"
+#include "gil.hpp"
+#include "torch_options.hpp"
+
+namespace phalanx {
+
+namespace nb = nanobind;
+
+inline nb::object vectorcall(nb::handle callable, std::initializer_list<PyObject*> arguments) {
+    const nb::object result = in_interpreter(
+        [&] { return nb::steal(PyObject_Vectorcall(callable.ptr(), arguments.begin(), arguments.size(), nullptr)); });
+    if (!result.is_valid()) throw nb::python_error();
+    return result;
+}
+
+// What is the same for all groups of a process.
+class TorchAccess {
+public:
+    // `watchers` are functions that say 0, False or None where nothing watches. `addresses` are those of torch's own functions that
+    // say the same, or none (phalanx.torch_backend.watchers). `handles` are the classes of handles, of operations that are done, of
+    // collectives and of messages, and `begin_handle` is their constructor. `translated(error)` is an error as torch has it,
+    // `count_change(tensors)` tells autograd that they are written. `waiting`: the codes of those functions of torch that wait for
+    // what they have begun and give its handle to nobody, and of those by which they begin it.
+    TorchAccess(const TensorReader& reader, const OptionsReader& options, std::vector<nb::object> watchers,
+                const std::vector<std::uintptr_t>& addresses, const std::vector<nb::object>& handles, nb::object begin_handle,
+                nb::object translated, nb::object count_change, std::vector<nb::object> waiting)
+        : reader(reader),
+          options(options),
+          watchers_(std::move(watchers)),
+          done_(handles.at(0)),
+          collective_(handles.at(1)),
+          message_(handles.at(2)),
+          begin_handle_(std::move(begin_handle)),
+          translated_(std::move(translated)),
+          count_change_(std::move(count_change)),
+          waiting_(std::move(waiting)),
+          unnamed_(this->finished(nb::list())) {
+        if (addresses.size() != 3) return;
+        modes_ = reinterpret_cast<Modes>(addresses[0]);
+        profiler_ = reinterpret_cast<Profiler>(addresses[1]);
+        transforms_ = reinterpret_cast<Transforms>(addresses[2]);
+    }
+
+    bool is_watched() const {
+        if (modes_ != nullptr) {
+            if (modes_() != 0 || profiler_()) return true;
+            const void* const* const ends = transforms_();  // a vector: its first element, and the one after its last
+            return ends[0] != ends[1];
+        }
+        for (const nb::object& watcher : watchers_) {
+            const nb::object answer = vectorcall(watcher, {});
+            if (answer.ptr() == Py_False || answer.is_none()) continue;
+            if (!PyLong_CheckExact(answer.ptr()) || PyLong_AsLong(answer.ptr()) != 0) return true;
+        }
+        return false;
+    }
+
+    // The handle of an operation that is done.
+    nb::object finished(nb::handle tensors) const { return made(done_, tensors_, tensors); }
+
+    // The handles of a PreparedCall and of a PreparedMessage.
+    nb::object of_collective(nb::handle call) const { return made(collective_, call_, call); }
+    nb::object of_message(nb::handle message) const { return made(message_, call_, message); }
+
+    void count_change(nb::handle tensors) const { vectorcall(count_change_, {tensors.ptr()}); }
+
+    // An error as torch has it.
+    nb::object translated(const nb::python_error& raised) const {
+        if (raised.traceback().is_valid()) PyException_SetTraceback(raised.value().ptr(), raised.traceback().ptr());
+        return vectorcall(translated_, {raised.value().ptr()});
+    }
+
+    // A handle for a function that only waits for it: to make one costs more than a short collective does.
+    const nb::object& unnamed() const noexcept { return unnamed_; }
+
+    // Whether the method of the group was called by a function of torch that waits. `between`: the functions between them,
+    // which are torch's, too: one that a program has put there may keep the handle.
+    bool is_waited_for(int between) const {
+        nb::object frame = frames::current();
+        for (int i = 0;; ++i) {
+            if (!frame.is_valid() || !is_waiting(frames::code(frame))) return false;
+            if (i == between) return true;
+            frame = frames::back(frame);
+        }
+    }
+
+    const TensorReader& reader;
+    const OptionsReader& options;
+    OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier;
+
+private:
+    // A class of handles. They are made without its constructor: one in Python takes as long as the rest.
+    struct Handles {
+        explicit Handles(nb::object kind)
+            : type(std::move(kind)),
+              make(reinterpret_cast<newfunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_tp_new))) {}
+
+        nb::object type;
+        newfunc make;
+    };
+
+    nb::object made(const Handles& kind, const nb::object& name, nb::handle value) const {
+        nb::object work = nb::steal(kind.make(reinterpret_cast<PyTypeObject*>(kind.type.ptr()), nothing_.ptr(), nullptr));
+        if (!work.is_valid()) throw nb::python_error();
+        vectorcall(begin_handle_, {work.ptr()});
+        nb::setattr(work, name, value);
+        return work;
+    }
+
+    bool is_waiting(const nb::object& code) const noexcept {
+        for (const nb::object& one : waiting_)
+            if (one.ptr() == code.ptr()) return true;
+        return false;
+    }
+
+    using Modes = std::int64_t (*)();
+    using Profiler = bool (*)();
+    using Transforms = const void* const* (*)();
+
+    std::vector<nb::object> watchers_;
+    Modes modes_ = nullptr;
+    Profiler profiler_ = nullptr;
+    Transforms transforms_ = nullptr;
+    Handles done_, collective_, message_;
+    nb::object begin_handle_, translated_, count_change_;
+    std::vector<nb::object> waiting_;
+    nb::object nothing_ = nb::steal(PyTuple_New(0));
+    nb::object tensors_ = nb::steal(PyUnicode_InternFromString("_tensors"));
+    nb::object call_ = nb::steal(PyUnicode_InternFromString("_call"));
+    nb::object unnamed_;
+};
+
+// A line of operations, which a Runner of phalanx.torch_backend serves.
+class TorchLine {
+public:
+    TorchLine(nb::object torch, nb::object line)
+        : torch(*nb::inst_ptr<TorchAccess>(torch)), runner(std::move(line)), torch_object_(std::move(torch)) {
+        const nb::object state = runner.attr("state");
+        const nb::object turn = state[1];  // a lock of Python
+        waiting_ = state[0];
+        append_ = nb::getattr(waiting_, "append");
+        take_first_ = nb::getattr(waiting_, "popleft");
+        is_locked_ = nb::getattr(turn, "locked");
+        acquire_ = nb::getattr(turn, "acquire");
+        release_ = nb::getattr(turn, "release");
+    }
+
+    bool is_empty() const { return PyObject_Size(waiting_.ptr()) == 0; }
+
+    // Nothing is in line, or has just been taken from it.
+    bool idle() const { return is_empty() && vectorcall(is_locked_, {}).ptr() == Py_False; }
+
+    bool try_enter() const { return idle() && is_turn_taken(); }
+    void leave() const { vectorcall(release_, {}); }
+
+    // Takes an operation out of the line, and the turn for it, if it is the next one and nothing runs.
+    bool try_enter_for(nb::handle operation) const {
+        if (is_empty()) return false;
+        const nb::object first = nb::steal(PySequence_GetItem(waiting_.ptr(), 0));
+        if (first.ptr() != operation.ptr() || !is_turn_taken()) return false;
+        vectorcall(take_first_, {});  // still that one: nothing above lets another thread run
+        return true;
+    }
+
+    // Puts an operation at the end of the line. `at_once`: whether it is worth waking the line's thread for.
+    void join(nb::handle operation, bool at_once) const {
+        vectorcall(append_, {operation.ptr()});
+        const bool looks = nb::getattr(runner, alert_).ptr() == Py_True && nb::getattr(runner, away_).ptr() == Py_False;
+        if (at_once || !looks) in_interpreter([&] { return runner.attr("attend")(at_once); });
+    }
+
+    // Seconds that an operation may take.
+    double limit() const { return nb::cast<double>(nb::getattr(runner, "default")); }
+
+    const TorchAccess& torch;
+    const nb::object runner;
+
+private:
+    bool is_turn_taken() const { return vectorcall(acquire_, {Py_False}).ptr() == Py_True; }
+
+    nb::object torch_object_, waiting_, append_, take_first_, is_locked_, acquire_, release_;
+    nb::object alert_ = nb::steal(PyUnicode_InternFromString("_alert")), away_ = nb::steal(PyUnicode_InternFromString("_away"));
+};
+
+}  // namespace phalanx
