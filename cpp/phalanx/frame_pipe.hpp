@@ -38,7 +38,8 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 24);
 
-constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
+constexpr std::uint8_t kind_request = 1;  // as in src/phalanx/wire/calls.py
+constexpr std::uint8_t kind_result = 16;
 constexpr std::uint8_t in_parts = 0x80;   // added to the kind of a frame whose payload comes in parts; only through rings
 constexpr std::uint8_t in_lanes = 0x40;   // the same where it comes over lanes; only beside a socket
 
