@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
 
 #include <deque>
 #include <memory>
@@ -87,6 +88,48 @@ public:
 private:
     const PythonLock& lock_;
     bool taken_;
+};
+
+// Wakes a thread that sleeps in poll(). All of it with the GIL.
+class Bell {
+public:
+    Bell() = default;
+    ~Bell() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    Bell(const Bell&) = delete;
+    Bell& operator=(const Bell&) = delete;
+
+    int fd() const noexcept { return fd_; }  // below 0: there is none to be had
+
+    void ring() noexcept {
+        const std::uint64_t one = 1;
+        if (heard_ && !rung_ && fd_ >= 0) rung_ = ::write(fd_, &one, sizeof one) == sizeof one;
+    }
+
+    // As long as this exists, somebody may sleep.
+    class Heard {
+    public:
+        explicit Heard(Bell& bell) noexcept : bell_(bell) {
+            if (bell_.fd_ < 0) bell_.fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+            bell_.heard_ = true;
+        }
+        ~Heard() {
+            bell_.heard_ = false;
+            std::uint64_t count = 0;
+            if (bell_.rung_) bell_.rung_ = ::read(bell_.fd_, &count, sizeof count) < 0 && errno == EINTR;
+        }
+        Heard(const Heard&) = delete;
+        Heard& operator=(const Heard&) = delete;
+
+    private:
+        Bell& bell_;
+    };
+
+private:
+    int fd_ = -1;
+    bool heard_ = false;
+    bool rung_ = false;
 };
 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
@@ -262,16 +305,20 @@ public:
         return post_part;
     }
 
-    // Sends a request by `post`, and looks for its answer as `answer` does: its head, or None if it does not come so. False if
-    // nothing was sent.
-    nb::object exchange(std::uint64_t call, nb::bytes head, double look) {
+    // Sends a request by `post`, and waits for its answer as `answer` does, until that moment: its head, or None if it does not
+    // come so, or `wake` was called. False if nothing was sent.
+    nb::object exchange(std::uint64_t call, nb::bytes head, double look, double until) {
         if (!moving_) return nb::bool_(false);
         const Guard moving(*moving_);
         if (!moving.taken() || closed_ || owed_ != 0) return nb::bool_(false);
+        const Bell::Heard heard(bell_);  // before the queue is looked at: whoever adds to it after that rings
         const int posted = post(kind_request, call, head);
         if (posted != post_all) return posted == post_nothing ? nb::object(nb::bool_(false)) : nb::none();
-        return answer(call, look, 0, -1);
+        return answer(call, look, bell_.fd() < 0 ? 0 : std::max(0.0, until - seconds_now()), bell_.fd());
     }
+
+    // Ends the wait of an `exchange`, if there is one.
+    void wake() noexcept { bell_.ring(); }
 
     // Number and head of the request that is the next frame, and the only one that is there; the rest as `answer`.
     nb::object request(double look, double wait, int waker) {
@@ -539,6 +586,7 @@ private:
     std::optional<PythonLock> moving_;
     std::optional<PythonLock> sending_;
     nb::object unsent_;
+    Bell bell_;
     bool closed_ = false;
     std::uint64_t owed_ = 0;  // bytes of the frame that was pulled last, for `fill`
     nb::object in_object_;
@@ -682,7 +730,8 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("guard", &Pipe::guard, nb::arg("moving"), nb::arg("sending"), nb::arg("unsent"))
         .def("shut", &Pipe::shut)
         .def("post", &Pipe::post, nb::arg("kind"), nb::arg("call"), nb::arg("head"))
-        .def("exchange", &Pipe::exchange, nb::arg("call"), nb::arg("head"), nb::arg("look"))
+        .def("exchange", &Pipe::exchange, nb::arg("call"), nb::arg("head"), nb::arg("look"), nb::arg("until"))
+        .def("wake", &Pipe::wake)
         .def("request", &Pipe::request, nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("fill", &Pipe::fill, nb::arg("view"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("may_sleep", &Pipe::may_sleep)

@@ -144,13 +144,13 @@ class CallerLink(CallLink):
         return self.plain_result(pending, head)  # type: ignore[arg-type]  # it is not True
 
     def _exchange(self, pending: PendingCall, request: bytes) -> bytes | bool | None:
-        """Sends a plain request, and returns the head of its answer, if that is plain too and comes soon; else None.
+        """Sends a plain request, and returns the head of its answer, if that is plain too; None if anything else happens.
 
         One call of the core does it all. False if that is not possible now, and nothing was sent.
         """
         pending.number = number = next(self._numbers)
         self.calls[number] = pending
-        head = self.pipe.exchange(number, request, self._spin)
+        head = self.pipe.exchange(number, request, self._spin, pending.deadline.at)
         if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
             self._after_moving()
         if head is False:

@@ -638,6 +638,7 @@ class CallLink(ABC):
         waker = self._waker
         if waker is not None:
             waker.set()
+        self.pipe.wake()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

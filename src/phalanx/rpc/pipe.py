@@ -121,9 +121,17 @@ class Pipe(ABC):
         """
         return NOT_POSTED
 
-    def exchange(self, call: int, head: bytes, spin: float) -> bytes | bool | None:
-        """Sends a request as `post` does, and waits for its answer as `answer` does; False if nothing was sent."""
+    def exchange(self, call: int, head: bytes, spin: float, until: float) -> bytes | bool | None:
+        """Sends a request as `post` does, and waits for its answer as `answer` does; False if nothing was sent.
+
+        Args:
+            spin: As for `pull`.
+            until: The moment on the monotonic clock until which it may sleep.
+        """
         return False
+
+    def wake(self) -> None:  # noqa: B027
+        """Ends the sleep of an `exchange`, if there is one. From any thread."""
 
     def request(self, spin: float, wait: float = 0.0, waker: int = -1) -> tuple[int, bytes] | None:
         """Number and head of a request, if that is the next frame, has no payload, and no other is there; else None.
@@ -235,6 +243,7 @@ class _NativePipe(Pipe):
         self.shut = native.shut  # type: ignore[method-assign]
         self.post = native.post  # type: ignore[method-assign]
         self.exchange = native.exchange  # type: ignore[method-assign]
+        self.wake = native.wake  # type: ignore[method-assign]
         self.request = native.request  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
         self.may_sleep = native.may_sleep  # type: ignore[method-assign]
