@@ -94,11 +94,13 @@ private:
 class Bell {
 public:
     Bell() = default;
-    ~Bell() {
-        if (fd_ >= 0) ::close(fd_);
-    }
+    ~Bell() { close(); }
     Bell(const Bell&) = delete;
     Bell& operator=(const Bell&) = delete;
+
+    void close() noexcept {
+        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    }
 
     int fd() const noexcept { return fd_; }  // below 0: there is none to be had
 
@@ -397,6 +399,7 @@ public:
     // Only while no thread reads or writes, and at the end.
     void close_lanes(bool forked) {
         closed_ = true;
+        bell_.close();
         if (forked && lanes_ != nullptr) lanes_->abandon();
         sends_on_lanes_ = false;
         pipe_.drop_lanes();

@@ -132,7 +132,7 @@ class CallerLink(CallLink):
                 self.start(pending, outgoing)
             if context is not None:
                 return self._call_from_handler(pending, context)
-            if not head:  # an answer is never empty
+            if not isinstance(head, bytes):
                 head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
                 if head is None:
                     return self.finish(pending)
@@ -141,10 +141,10 @@ class CallerLink(CallLink):
             self._after_moving()
             raise
         self._answered(pending, True)
-        return self.plain_result(pending, head)  # type: ignore[arg-type]  # it is not True
+        return self.plain_result(pending, head)
 
     def _exchange(self, pending: PendingCall, request: bytes) -> bytes | bool | None:
-        """Sends a plain request, and returns the head of its answer, if that is plain too; None if anything else happens.
+        """Sends a plain request, and returns the head of its answer, if that is plain too and comes first; else None.
 
         One call of the core does it all. False if that is not possible now, and nothing was sent.
         """
@@ -190,7 +190,8 @@ class CallerLink(CallLink):
         if deadline.seconds != _ENDLESS:  # it began when its deadline was set
             row = CALLS.row(pending.name, self.world_rank)
             row[0] += 1
-            row[1] += not ok
+            if not ok:
+                row[1] += 1
             row[2] += time.monotonic() - deadline.at + deadline.seconds
 
     def _take_answer(self, pending: PendingCall) -> bytes | None:
@@ -278,7 +279,8 @@ class CallerLink(CallLink):
         )
 
     def _most_held(self) -> int:
-        return min(self.most_together, len(self.calls) // 2)  # the other rank is to begin soon
+        # The other rank is to begin soon. And answers may have come since `_may_hold`.
+        return max(1, min(self.most_together, len(self.calls) // 2))
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. The caller may change its arrays when this returns."""

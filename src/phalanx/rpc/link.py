@@ -214,7 +214,7 @@ class CallLink(ABC):
     def take_call(self, spin: float, wait: float, waker: int) -> ArrivedCall | None:
         """A plain call, if one comes and nothing else; else None, and what came is for `move`.
 
-        Called by the agent's thread, without `mover_lock`. Most calls come alone: run at once, they are answered sooner.
+        Called by the agent's thread, without `mover_lock`. Most calls come alone: they need no queue.
 
         Args:
             spin, wait, waker: As for `read_frames`.

@@ -121,7 +121,9 @@ class ServedCall:
                 result = function.call(*args, **kwargs)
             finally:
                 running_call.reset(token)
-            ended = self._count(name, True)
+            ended = time.monotonic()
+            self._counted = True
+            CALLS.add(name, -1, True, ended - self.arrived_at, now - self.arrived_at, ended - now)
             self._is_quick = function.is_quick = ended - now < QUICK
             if target == CREATE:
                 self._keep(registry, name, result, context)
@@ -134,12 +136,11 @@ class ServedCall:
                 self._count(self.context.name, False)
             self._fail(error)
 
-    def _count(self, name: str, ok: bool) -> float:
-        """Counts the call, once its handler has ended; returns when that was."""
+    def _count(self, name: str, ok: bool) -> None:
+        """Counts the call, once its handler has ended."""
         self._counted = True
         arrived, entered, now = self.arrived_at, self._entered_at, time.monotonic()
         CALLS.add(name, -1, ok, now - arrived, entered - arrived, now - entered)
-        return now
 
     def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
         """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
