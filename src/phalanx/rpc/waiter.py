@@ -1,4 +1,4 @@
-"""What a thread waits for on a link, and how it sleeps meanwhile."""
+"""A thread that waits for something on a link: what says that it has happened, and how the thread sleeps."""
 
 from __future__ import annotations
 
