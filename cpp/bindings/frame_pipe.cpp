@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
 
 #include <deque>
 #include <memory>
@@ -43,6 +44,95 @@ int poll_for(pollfd* polled, nfds_t count, double seconds) {
 
 double seconds_now() { return static_cast<double>(monotonic_ns()) * 1e-9; }
 std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 1e9); }
+
+// What `post` has sent of a frame.
+constexpr int post_nothing = 0;
+constexpr int post_all = 1;
+constexpr int post_part = 2;
+
+// A lock of Python's, as its two methods.
+class PythonLock {
+public:
+    explicit PythonLock(nb::object lock) : acquire_(lock.attr("acquire")), release_(lock.attr("release")) {}
+
+    bool try_acquire() const {
+        PyObject* arguments[] = {nullptr, Py_False};
+        const auto taken = nb::steal<nb::object>(
+            PyObject_Vectorcall(acquire_.ptr(), arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+        if (!taken.is_valid()) throw nb::python_error();
+        return taken.is(nb::handle(Py_True));
+    }
+
+    void release() const noexcept {
+        PyObject* released = PyObject_CallNoArgs(release_.ptr());
+        if (released == nullptr) PyErr_WriteUnraisable(release_.ptr());
+        Py_XDECREF(released);
+    }
+
+private:
+    nb::object acquire_;
+    nb::object release_;
+};
+
+// Such a lock, for a scope, if it is free.
+class Guard {
+public:
+    explicit Guard(const PythonLock& lock) : lock_(lock), taken_(lock.try_acquire()) {}
+    ~Guard() {
+        if (taken_) lock_.release();
+    }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    bool taken() const noexcept { return taken_; }
+
+private:
+    const PythonLock& lock_;
+    bool taken_;
+};
+
+// Wakes a thread that sleeps in poll(). All of it with the GIL.
+class Bell {
+public:
+    Bell() = default;
+    ~Bell() { close(); }
+    Bell(const Bell&) = delete;
+    Bell& operator=(const Bell&) = delete;
+
+    void close() noexcept {
+        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    }
+
+    int fd() const noexcept { return fd_; }  // below 0: there is none to be had
+
+    void ring() noexcept {
+        const std::uint64_t one = 1;
+        if (heard_ && !rung_ && fd_ >= 0) rung_ = ::write(fd_, &one, sizeof one) == sizeof one;
+    }
+
+    // As long as this exists, somebody may sleep.
+    class Heard {
+    public:
+        explicit Heard(Bell& bell) noexcept : bell_(bell) {
+            if (bell_.fd_ < 0) bell_.fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+            bell_.heard_ = true;
+        }
+        ~Heard() {
+            bell_.heard_ = false;
+            std::uint64_t count = 0;
+            if (bell_.rung_) bell_.rung_ = ::read(bell_.fd_, &count, sizeof count) < 0 && errno == EINTR;
+        }
+        Heard(const Heard&) = delete;
+        Heard& operator=(const Heard&) = delete;
+
+    private:
+        Bell& bell_;
+    };
+
+private:
+    int fd_ = -1;
+    bool heard_ = false;
+    bool rung_ = false;
+};
 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
 class Pipe {
@@ -148,6 +238,7 @@ public:
             if (found != nullptr && !whole && !pipe_.fits(found->head)) {
                 pipe_.skip(sizeof *found);
                 ++taken_;
+                owed_ = found->head + found->payload;
                 frames.append(nb::make_tuple(found->kind, found->call, nb::none(), found->payload, found->head));
                 break;
             }
@@ -164,6 +255,7 @@ public:
                     kind &= static_cast<std::uint8_t>(~in_lanes);
                     pipe_.begin_lanes(lanes_, found->payload);
                 }
+                owed_ = found->payload;
                 frames.append(nb::make_tuple(kind, found->call, head, found->payload, found->head));
                 if (found->payload != 0) break;
                 continue;
@@ -179,26 +271,66 @@ public:
     // The head of the result of this call, if that is the next frame, or becomes it while this looks and then sleeps, as
     // `pull` does. Else None, and what came is for `pull`. What is taken here counts as never taken: no interrupt can come before its only taker has it.
     nb::object answer(std::uint64_t call, double look, double wait, int waker) {
-        std::optional<RingIn::Stay> stay;
-        if (in_ != nullptr) stay.emplace(*in_);
-        const FramePipe::Rings rings = open_rings();
-        if (rings_closed()) return nb::none();
-        for (bool waited = false;; waited = true) {
-            bool whole = false;
-            const CallHeader* found = pipe_.front(whole);
-            if (found != nullptr) {
-                const bool valid = found->magic[0] == 'P' && found->magic[1] == 'C' && found->zero == 0;
-                const bool wanted = valid && found->kind == kind_result && found->call == call && found->payload == 0;
-                // One that does not fit fills the buffer: there would be no room to receive more.
-                if (!wanted || !pipe_.fits(found->head)) return nb::none();
-            }
-            if (whole) {
-                nb::bytes head(pipe_.head(), found->head);
-                pipe_.skip(sizeof *found + found->head);
-                return head;
-            }
-            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, wait, waker, false))) return nb::none();
-        }
+        const CallHeader* found = next_plain(kind_result, call, look, wait, waker);
+        return found != nullptr ? nb::object(take_head(*found)) : nb::none();
+    }
+
+    // The locks of whoever reads and whoever writes, and the queue of what waits to be written: for the three methods below,
+    // which take the locks themselves. No signal handler of Python runs between that and what they do.
+    void guard(nb::object moving, nb::object sending, nb::object unsent) {
+        moving_.emplace(std::move(moving));
+        sending_.emplace(std::move(sending));
+        unsent_ = std::move(unsent);
+    }
+
+    // The end of the link: the socket may soon be another one's.
+    void shut() noexcept { closed_ = true; }
+
+    // Sends a frame without a payload, if nothing stands in its way: 0 if something does, and nothing was sent. If not all of
+    // it goes, the rest is kept back. What is sent here counts as never written.
+    int post(int kind, std::uint64_t call, nb::bytes head) {
+        const std::size_t total = sizeof(CallHeader) + head.size();
+        if (!sending_ || total >= worth_releasing || held_frames_ != 0) return post_nothing;
+        const Guard sending(*sending_);
+        if (!sending.taken() || closed_ || nb::len(unsent_) != 0) return post_nothing;
+        CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
+        iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
+        last_payload_ = 0;
+        sent_on_lanes_ = false;
+        const std::uint64_t before = written_;
+        const std::size_t count = write({parts, head.size() != 0 ? 2U : 1U}, total);
+        written_ = before;
+        if (count == 0 || count == total) return count == 0 ? post_nothing : post_all;
+        keep_back(header, head);
+        held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(count));
+        held_frames_ = 1;
+        return post_part;
+    }
+
+    // Sends a request by `post`, and waits for its answer as `answer` does, until that moment: its head, or None if it does not
+    // come so, or `wake` was called. False if nothing was sent.
+    nb::object exchange(std::uint64_t call, nb::bytes head, double look, double until) {
+        if (!moving_) return nb::bool_(false);
+        const Guard moving(*moving_);
+        if (!moving.taken() || closed_ || owed_ != 0) return nb::bool_(false);
+        const Bell::Heard heard(bell_);  // before the queue is looked at: whoever adds to it after that rings
+        const int posted = post(kind_request, call, head);
+        if (posted != post_all) return posted == post_nothing ? nb::object(nb::bool_(false)) : nb::none();
+        return answer(call, look, bell_.fd() < 0 ? 0 : std::max(0.0, until - seconds_now()), bell_.fd());
+    }
+
+    // Ends the wait of an `exchange`, if there is one.
+    void wake() noexcept { bell_.ring(); }
+
+    // Number and head of the request that is the next frame, and the only one that is there; the rest as `answer`.
+    nb::object request(double look, double wait, int waker) {
+        if (!moving_) return nb::none();
+        const Guard moving(*moving_);
+        if (!moving.taken() || closed_ || owed_ != 0) return nb::none();
+        const CallHeader* found = next_plain(kind_request, 0, look, wait, waker);
+        if (found == nullptr || found->call == 0 || pipe_.ahead().size() != sizeof *found + found->head) return nb::none();
+        nb::bytes head = take_head(*found);
+        return nb::make_tuple(found->call, head);
     }
 
     // Until something comes, there is room to write (if that is wanted), or the waker is set.
@@ -241,6 +373,7 @@ public:
             }
         }
         taken_ += count;
+        owed_ -= std::min<std::uint64_t>(count, owed_);
         return count;
     }
 
@@ -263,8 +396,10 @@ public:
         sends_on_lanes_ = false;
         if (lanes_ != nullptr) lanes_->sever();
     }
-    // Only while no thread reads or writes.
+    // Only while no thread reads or writes, and at the end.
     void close_lanes(bool forked) {
+        closed_ = true;
+        bell_.close();
         if (forked && lanes_ != nullptr) lanes_->abandon();
         sends_on_lanes_ = false;
         pipe_.drop_lanes();
@@ -275,6 +410,33 @@ public:
     nb::bytes ahead() const { return nb::bytes(pipe_.ahead().data(), pipe_.ahead().size()); }
 
 private:
+    // The header of the next frame once its head is there, if it is of this kind and has no payload, and belongs to this call
+    // (0: to any). Looks and then sleeps for it.
+    const CallHeader* next_plain(std::uint8_t kind, std::uint64_t call, double look, double wait, int waker) {
+        std::optional<RingIn::Stay> stay;
+        if (in_ != nullptr) stay.emplace(*in_);
+        const FramePipe::Rings rings = open_rings();
+        if (rings_closed()) return nullptr;
+        for (bool waited = false;; waited = true) {
+            bool whole = false;
+            const CallHeader* found = pipe_.front(whole);
+            if (found != nullptr) {
+                const bool valid = found->magic[0] == 'P' && found->magic[1] == 'C' && found->zero == 0;
+                const bool wanted = valid && found->kind == kind && found->payload == 0 && (call == 0 || found->call == call);
+                // One that does not fit fills the buffer: there would be no room to receive more.
+                if (!wanted || !pipe_.fits(found->head)) return nullptr;
+            }
+            if (whole) return found;
+            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, wait, waker, false))) return nullptr;
+        }
+    }
+
+    nb::bytes take_head(const CallHeader& found) {
+        nb::bytes head(pipe_.head(), found.head);
+        pipe_.skip(sizeof found + found.head);
+        return head;
+    }
+
     void keep_back(const CallHeader& header, nb::bytes head) {
         const char* bytes = reinterpret_cast<const char*>(&header);
         held_.insert(held_.end(), bytes, bytes + sizeof header);
@@ -424,6 +586,12 @@ private:
         return rings;
     }
 
+    std::optional<PythonLock> moving_;
+    std::optional<PythonLock> sending_;
+    nb::object unsent_;
+    Bell bell_;
+    bool closed_ = false;
+    std::uint64_t owed_ = 0;  // bytes of the frame that was pulled last, for `fill`
     nb::object in_object_;
     nb::object out_object_;
     RingIn* in_;
@@ -562,6 +730,12 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)
         .def("answer", &Pipe::answer, nb::arg("call"), nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
+        .def("guard", &Pipe::guard, nb::arg("moving"), nb::arg("sending"), nb::arg("unsent"))
+        .def("shut", &Pipe::shut)
+        .def("post", &Pipe::post, nb::arg("kind"), nb::arg("call"), nb::arg("head"))
+        .def("exchange", &Pipe::exchange, nb::arg("call"), nb::arg("head"), nb::arg("look"), nb::arg("until"))
+        .def("wake", &Pipe::wake)
+        .def("request", &Pipe::request, nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("fill", &Pipe::fill, nb::arg("view"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)
         .def("may_sleep", &Pipe::may_sleep)
         .def("woken", &Pipe::woken)

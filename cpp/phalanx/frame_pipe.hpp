@@ -38,7 +38,8 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 24);
 
-constexpr std::uint8_t kind_result = 16;  // as in src/phalanx/wire/calls.py
+constexpr std::uint8_t kind_request = 1;  // as in src/phalanx/wire/calls.py
+constexpr std::uint8_t kind_result = 16;
 constexpr std::uint8_t in_parts = 0x80;   // added to the kind of a frame whose payload comes in parts; only through rings
 constexpr std::uint8_t in_lanes = 0x40;   // the same where it comes over lanes; only beside a socket
 
@@ -54,12 +55,17 @@ constexpr int pipe_no_part = -6;   // a part of a payload is longer than the pay
 struct Cores {
     static constexpr std::int64_t gap_ns = 50'000;
     static constexpr std::int64_t remembered_ns = 20'000'000;
+    // The same for short frames on a socket. Two sides that sleep and wake each other take several times as much of the cores
+    // for one, and both find their caches cold: as soon as the other side has had its turn, a look is worth it again.
+    static constexpr std::int64_t remembered_for_sockets_ns = 2'000'000;
 
-    static bool wanted(std::int64_t now) noexcept { return now < until_.load(std::memory_order_relaxed); }
-    static void want(std::int64_t now) noexcept { until_.store(now + remembered_ns, std::memory_order_relaxed); }
+    static bool wanted(std::int64_t now, std::int64_t remembered = remembered_ns) noexcept {
+        return now - seen_.load(std::memory_order_relaxed) < remembered;
+    }
+    static void want(std::int64_t now) noexcept { seen_.store(now, std::memory_order_relaxed); }
 
 private:
-    static inline Shared<std::int64_t> until_{0};
+    static inline Shared<std::int64_t> seen_{-remembered_ns};
 };
 
 // Whether to look before a sleep. Only where that finds something: not if what is waited for takes longer, nor if the other
@@ -219,6 +225,7 @@ public:
             stop_ -= start_;
             start_ = 0;
         }
+        const std::int64_t remembered_ns = rings.in == nullptr ? Cores::remembered_for_sockets_ns : Cores::remembered_ns;
         std::int64_t since = 0;
         for (;;) {
             const std::size_t count = take(rings, buffer_.data() + stop_, buffer_.size() - stop_);
@@ -228,7 +235,7 @@ public:
                 return true;
             }
             if (ended_ != 0) return false;
-            if (!go_on(rings.in, since, look_ns)) return false;
+            if (!go_on(rings.in, since, look_ns, remembered_ns)) return false;
         }
     }
 
@@ -451,13 +458,14 @@ private:
 
     // Whether to look again. Not if the other side wants this core, or others do: who is woken gets one sooner than who has
     // used it up.
-    bool go_on(RingHalf* ring, std::int64_t& since, std::int64_t patience_ns) const noexcept {
+    bool go_on(RingHalf* ring, std::int64_t& since, std::int64_t patience_ns,
+               std::int64_t remembered_ns = Cores::remembered_ns) const noexcept {
         if (patience_ns == 0) return false;
         const std::int64_t now = monotonic_ns();
         if (since == 0) {
             since = now;
             if (ring != nullptr && !parted(*ring)) return false;
-            if (Cores::wanted(now)) return false;
+            if (Cores::wanted(now, remembered_ns)) return false;
         } else if (now - last_look_ > Cores::gap_ns) {
             Cores::want(now);
             return false;

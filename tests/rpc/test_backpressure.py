@@ -289,7 +289,7 @@ def notify_and_rest(agent: Agent, path: str) -> str:
         agent.notify(1, "note", "x" * (7 << 20), path)
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(Path(path).exists, "what was notified")
+    until(lambda: Path(path).exists() and bool(Path(path).read_text()), "what was notified")
     return Path(path).read_text()
 
 

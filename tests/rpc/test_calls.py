@@ -29,9 +29,10 @@ from phalanx.errors import (
     UsageError,
 )
 from phalanx.rpc import Agent, current_call, time_left
-from phalanx.rpc.caller import CallerLink, PendingCall
+from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.future import RpcFuture
 from phalanx.rpc.payload import fast_value
+from phalanx.rpc.pending_call import PendingCall
 from phalanx.wire.calls import CallKind
 from phalanx.wire.packing import pack
 

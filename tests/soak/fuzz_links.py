@@ -22,10 +22,11 @@ from tests.soak.fuzz_grammar import LENGTH, PAYLOAD_LIMIT, Grammar
 from phalanx.deadline import Deadline
 from phalanx.errors import ChannelClosed, PhalanxError, ProtocolError
 from phalanx.rpc import payload
-from phalanx.rpc.caller import CallerLink, PendingCall
+from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.event_loop import EventLoop
 from phalanx.rpc.lending import NOTHING
 from phalanx.rpc.link import CallLink
+from phalanx.rpc.pending_call import PendingCall
 from phalanx.rpc.registry import CREATE, Registry
 from phalanx.rpc.server import ServerLink
 from phalanx.rpc.stream import RemoteStream

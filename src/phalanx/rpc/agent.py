@@ -21,11 +21,12 @@ from ..frames import hide_frames, hides_frames
 from ..group import Group
 from ..untraced import leave_calls_alone
 from ..wire.codec import Limits
-from .caller import CallerLink, PendingCall
+from .caller import CallerLink
 from .connect import Connections
 from .context import current_call, running_call
 from .future import RpcFuture
 from .payload import FrameBody, encode_call
+from .pending_call import PendingCall
 from .registry import CREATE, Registry
 from .remote_object import MethodCaller, RemoteObject
 
@@ -314,8 +315,7 @@ class Agent:
         timeout: float | None,
         returns: Any,
     ) -> Any:
-        plain = timeout is None and running_call.get() is None
-        deadline = Deadline(self._timeout) if plain else self._deadline(timeout)
+        deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         try:
             link = self._connections.link_to(dst, deadline)
@@ -337,8 +337,7 @@ class Agent:
         timeout: float | None,
         returns: Any,
     ) -> concurrent.futures.Future[Any]:
-        plain = timeout is None and running_call.get() is None
-        deadline = Deadline(self._timeout) if plain else self._deadline(timeout)
+        deadline = self._deadline(timeout)
         outgoing = encode_call(name, target, deadline.seconds, args, kwargs, self._limits)
         if outgoing.payload + len(outgoing.head) > self._max_message:
             self._refuse_size(outgoing)
@@ -395,7 +394,10 @@ class Agent:
             raise of_call(error) from None
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        seconds = self._timeout if timeout is None else _seconds(timeout, 0.0)
+        if timeout is None:
+            seconds = self._timeout
+        else:
+            seconds = timeout if type(timeout) is float and 0 <= timeout < _ENDLESS else _seconds(timeout, 0.0)
         context = running_call.get()
         return Deadline(seconds if context is None else min(seconds, context.time_left))
 

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -29,18 +28,20 @@ from ..errors import (
 from ..slate.calls import CALLS
 from ..transports.stream import Stream
 from ..transports.waker import Waker
-from ..wire.calls import CallKind
+from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .context import CallContext, running_call
 from .lanes import CallerLanes
 from .lending import Lending
-from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame, Waiter
+from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
+from .pending_call import ItemReader, PendingCall
 from .pipe import Found
 from .poller import LinkPoller
 from .signature import convert_result
+from .waiter import Waiter
 
-__all__ = ["CallerLink", "ItemReader", "PendingCall"]
+__all__ = ["CallerLink"]
 
 GRACE = 1e-3
 """Seconds until the agent's thread reads the answers of asynchronous calls. A thread that waits for a future before
@@ -50,6 +51,7 @@ LONGEST_GRACE = 5e-3
 BUSY = 4
 """Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
 
+_ENDLESS = math.inf
 _REQUEST = int(CallKind.REQUEST)  # the core takes a plain int sooner
 _RESULT, _ERROR = CallKind.RESULT, CallKind.ERROR  # the members of an enum are slow to look up
 _ERRORS: dict[str, type[RpcError]] = {
@@ -59,66 +61,6 @@ _ERRORS: dict[str, type[RpcError]] = {
     "cancelled": Cancelled,
 }
 """The exception for each kind of error that a server reports, if the function itself did not raise."""
-
-
-class ItemReader(ABC):
-    """The reader of a stream, as its link knows it. The link's mover calls all of these.
-
-    They are private because a user holds the reader: it is a `RemoteStream`.
-    """
-
-    @abstractmethod
-    def _put(self, frame: Frame) -> bool:
-        """Adds an item; False if there are more than were asked for."""
-
-    @abstractmethod
-    def _end(self, frame: Frame) -> None:
-        """Ends the stream with its last frame: a result or an error."""
-
-    @abstractmethod
-    def _fail(self, error: BaseException) -> None:
-        """Ends the stream, because the connection has."""
-
-
-class PendingCall(Waiter):
-    """A call that has no answer yet."""
-
-    # Defaults of the class, not set for each call: a call is made more often than most of them change.
-    number = 0
-    head: bytes | None = None
-    """The answer, if it is a result without a payload: most are, and need no `Frame`."""
-    frame: Frame | None = None
-    """Any other answer."""
-    error: BaseException | None = None
-    unattended = False
-    """Whether its link counts it among those for which no thread need be waiting."""
-    on_finish: Callable[[], None] | None = None
-    """Called once the call is finished. Whoever sets it looks at `done` after that: it may have been too late."""
-    stream: weakref.ref[ItemReader] | None = None
-    """The reader of the items, if it still exists."""
-    opened: ItemReader | None = None
-    """Keeps the reader alive until the caller has it."""
-    future: weakref.ref[Any] | None = None
-    """The future that gets the answer, if there is one. If it is gone, nobody will ever take the reader of a stream."""
-
-    def __init__(self, name: str, deadline: Deadline, returns: Any) -> None:
-        self.name = name
-        self.deadline = deadline
-        self.returns = returns
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Finishes the call: its answer is in `head` or `frame`, or `error` says why there is none."""
-        self.error = error
-        self.done = True
-        self.tell()
-
-    def tell(self) -> None:
-        """Tells those who want to know that the call is finished."""
-        on_finish, self.on_finish = self.on_finish, None
-        if on_finish is not None:
-            on_finish()
-        if self._sleep is not None:
-            self.wake()
 
 
 class CallerLink(CallLink):
@@ -182,20 +124,56 @@ class CallerLink(CallLink):
 
     def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
-        self.start(pending, outgoing)
         try:
             context = running_call.get()
+            is_plain = context is None and not outgoing.payload and len(self.calls) < self._max_in_flight
+            head = self._exchange(pending, outgoing.head) if is_plain else False
+            if head is False:
+                self.start(pending, outgoing)
             if context is not None:
                 return self._call_from_handler(pending, context)
-            head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
-            if head is None:
-                return self.finish(pending)
+            if not isinstance(head, bytes):
+                head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
+                if head is None:
+                    return self.finish(pending)
         except BaseException:  # Ctrl-C, perhaps: no thread will ever read the answer, nor hand the link over
             self.abandon(pending, None)
             self._after_moving()
             raise
         self._answered(pending, True)
         return self.plain_result(pending, head)
+
+    def _exchange(self, pending: PendingCall, request: bytes) -> bytes | bool | None:
+        """Sends a plain request, and returns the head of its answer, if that is plain too and comes first; else None.
+
+        One call of the core does it all. False if that is not possible now, and nothing was sent.
+        """
+        pending.number = number = next(self._numbers)
+        self.calls[number] = pending
+        head = self.pipe.exchange(number, request, self._spin, pending.deadline.at)
+        if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
+            self._after_moving()
+        if head is False:
+            self.calls.pop(number, None)
+            return False
+        pending.spun = True
+        if head is None:
+            if self.pipe.held:  # the connection took only a part of the request
+                self.send_held()
+            return None
+        return self._note_answer(pending, head)  # type: ignore[arg-type]  # it is not True
+
+    def _note_answer(self, pending: PendingCall, head: bytes) -> bytes | None:
+        """Takes a call off the list whose answer this thread has read; None if it has ended otherwise."""
+        if self._unattended:
+            self.moved_by_waiter_at = time.monotonic()
+        if len(head) > self.max_message:
+            self.end(too_long(len(head), self.max_message))
+        if self.calls.pop(pending.number, None) is None:
+            return None
+        if self._waiting_for_slot:
+            self._free_slot()
+        return head
 
     def plain_result(self, pending: PendingCall, head: bytes) -> Any:
         """Returns the answer of a call, from its head: it has no payload."""
@@ -209,8 +187,12 @@ class CallerLink(CallLink):
         if pending.unattended:
             self._unattend(pending)
         deadline = pending.deadline
-        if deadline.seconds != math.inf:  # it began when its deadline was set
-            CALLS.add(pending.name, self.world_rank, ok, time.monotonic() - (deadline.at - deadline.seconds))
+        if deadline.seconds != _ENDLESS:  # it began when its deadline was set
+            row = CALLS.row(pending.name, self.world_rank)
+            row[0] += 1
+            if not ok:
+                row[1] += 1
+            row[2] += time.monotonic() - deadline.at + deadline.seconds
 
     def _take_answer(self, pending: PendingCall) -> bytes | None:
         """Waits for a short result, and returns its head: it needs no `Frame`. None if anything else comes first."""
@@ -221,7 +203,7 @@ class CallerLink(CallLink):
             # socket. And what follows the first frame of a stream is not the answer of its call.
             if not moves or pending.done or self.ended is not None or self._frame is not None:
                 return None
-            head = self.pipe.answer(pending.number, self._spin)
+            head = None if pending.spun else self.pipe.answer(pending.number, self._spin)
             pending.spun = True
             if head is None:
                 head = self._sleep_for_answer(pending)
@@ -230,17 +212,7 @@ class CallerLink(CallLink):
                 self.mover_lock.release()
                 if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
                     self._after_moving()
-        if self._unattended:
-            self.moved_by_waiter_at = time.monotonic()
-        if head is None:
-            return None
-        if len(head) > self.max_message:
-            self.end(ProtocolError(f"a frame announces {len(head)} bytes (at most {self.max_message} are allowed)"))
-        if self.calls.pop(pending.number, None) is None:  # the call has ended otherwise
-            return None
-        if self._waiting_for_slot:
-            self._free_slot()
-        return head
+        return None if head is None else self._note_answer(pending, head)
 
     def _sleep_for_answer(self, pending: PendingCall) -> bytes | None:
         waker = Waker.take()
@@ -307,7 +279,8 @@ class CallerLink(CallLink):
         )
 
     def _most_held(self) -> int:
-        return min(self.most_together, len(self.calls) // 2)  # the other rank is to begin soon
+        # The other rank is to begin soon. And answers may have come since `_may_hold`.
+        return max(1, min(self.most_together, len(self.calls) // 2))
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. The caller may change its arrays when this returns."""

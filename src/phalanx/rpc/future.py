@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..frames import hide_frames
-from .caller import CallerLink, PendingCall
+from .caller import CallerLink
+from .pending_call import PendingCall
 
 __all__ = ["RpcFuture"]
 

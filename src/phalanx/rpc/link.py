@@ -32,8 +32,10 @@ from .lanes import LANES_FROM, CallerLanes, ServerLanes, given_away
 from .lending import NOTHING, Lending
 from .payload import CallFields, Planned, plan_call, plan_value, read_call, read_value
 from .pipe import Found, open_pipe
+from .waiter import Waiter
+from .workers import ArrivedCall
 
-__all__ = ["CallLink", "Frame", "Waiter", "read_request"]
+__all__ = ["CallLink", "Frame", "read_request"]
 
 BATCH = 64
 """Frames that are read from one link before other links have their turn."""
@@ -100,33 +102,6 @@ def read_request(request: Frame | bytes, limits: Limits) -> CallFields:
     return read_call(request.head, limits)
 
 
-class Waiter:
-    """Something on a link that a thread waits for, or several. `done` says that it has happened."""
-
-    done = False
-    spun = False
-    """Whether it has looked for bytes again and again already, and is to sleep at once."""
-    _sleep: list[Any] | None = None
-    """The locks of the threads that sleep."""
-
-    def prepare_to_sleep(self) -> Any:
-        """Returns a lock to sleep on, which is the calling thread's alone; `wake` releases it."""
-        lock = threading.Lock()
-        lock.acquire()
-        self.__dict__.setdefault("_sleep", []).append(lock)  # of two threads, one makes the list
-        return lock
-
-    def wake(self) -> None:
-        """Wakes the threads: it is done, or one of them has to become the mover."""
-        sleep = self._sleep
-        while sleep:
-            try:
-                lock = sleep.pop()
-            except IndexError:  # another thread took it
-                return
-            lock.release()
-
-
 class _Unsent:
     """The rest of a frame that could not be written at once."""
 
@@ -173,6 +148,7 @@ class CallLink(ABC):
         self._sending = threading.RLock()
         self._ending = threading.RLock()
         self._unsent: deque[_Unsent] = deque()
+        self.pipe.guard(self.mover_lock, self._sending, self._unsent)
         self.queued_bytes = 0
         """Bytes that wait to be sent."""
         self._frame: Frame | None = None
@@ -211,6 +187,7 @@ class CallLink(ABC):
     def use(self, stream: Stream) -> None:
         """Switches to another stream on the same connection."""
         self.pipe = open_pipe(stream, self._lending)
+        self.pipe.guard(self.mover_lock, self._sending, self._unsent)
         self._look_at(stream)
         self._written = self._taken = 0
 
@@ -233,6 +210,16 @@ class CallLink(ABC):
     @abstractmethod
     def handle(self, frame: Frame) -> None:
         """Handles a frame that was received. Called by the mover; must not block."""
+
+    def take_call(self, spin: float, wait: float, waker: int) -> ArrivedCall | None:
+        """A plain call, if one comes and nothing else; else None, and what came is for `move`.
+
+        Called by the agent's thread, without `mover_lock`. Most calls come alone: they need no queue.
+
+        Args:
+            spin, wait, waker: As for `read_frames`.
+        """
+        return None
 
     @abstractmethod
     def take_plain(self, found: list[Found]) -> int:
@@ -651,6 +638,7 @@ class CallLink(ABC):
         waker = self._waker
         if waker is not None:
             waker.set()
+        self.pipe.wake()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -662,6 +650,7 @@ class CallLink(ABC):
             why = self.explain(error)
             with self._sending:
                 self.ended = why
+                self.pipe.shut()
                 self._unsent.clear()
                 self.queued_bytes = 0
         self.on_end(why)

@@ -6,7 +6,7 @@ import os
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._native import core
 from ..errors import ProtocolError
@@ -18,7 +18,7 @@ from .lending import NOTHING, Lending
 if TYPE_CHECKING:
     from .._core import FramePipe
 
-__all__ = ["READ_AHEAD", "Pipe", "open_pipe"]
+__all__ = ["NOT_POSTED", "POSTED", "READ_AHEAD", "Pipe", "open_pipe"]
 
 READ_AHEAD = 64 << 10
 """Bytes that are read at once where a frame is expected, so that many small frames cost one call."""
@@ -27,6 +27,8 @@ SLICE = 4 << 20
 LENT_SLICE = 16 << 20
 """The same where several threads read them."""
 _CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME, _NO_PART = range(-1, -7, -1)  # see cpp/phalanx/frame_pipe.hpp
+
+NOT_POSTED, POSTED = range(2)
 
 Found = tuple[int, int, "bytes | None", int, int]
 """Kind, call number, head, length of the payload and length of the head of a frame. A head that is too long to be read
@@ -100,6 +102,47 @@ class Pipe(ABC):
         """
         return None
 
+    # -- short ways, which only the core has ---------------------------------------------------------------------------
+
+    def guard(self, moving: Any, sending: Any, unsent: Any) -> None:  # noqa: B027
+        """Opens the short ways, with the locks of whoever reads and whoever writes, and the queue of what waits.
+
+        `post`, `exchange` and `request` take these locks themselves, and do nothing if one is taken or something waits
+        in the queue. What they send and take is not counted by `written` and `taken`: no interrupt can come in between.
+        """
+
+    def shut(self) -> None:  # noqa: B027
+        """Closes the short ways. Called with the lock of whoever writes."""
+
+    def post(self, kind: int, call: int, head: bytes) -> int:
+        """Sends a frame without a payload: `POSTED`, or `NOT_POSTED` if nothing of it was sent, and is left to `send`.
+
+        If only a part goes, the rest is kept back, and this returns another number: then call `send_held`.
+        """
+        return NOT_POSTED
+
+    def exchange(self, call: int, head: bytes, spin: float, until: float) -> bytes | bool | None:
+        """Sends a request as `post` does, and waits for its answer as `answer` does; False if nothing was sent.
+
+        Args:
+            spin: As for `pull`.
+            until: The moment on the monotonic clock until which it may sleep.
+        """
+        return False
+
+    def wake(self) -> None:  # noqa: B027
+        """Ends the sleep of an `exchange`, if there is one. From any thread."""
+
+    def request(self, spin: float, wait: float = 0.0, waker: int = -1) -> tuple[int, bytes] | None:
+        """Number and head of a request, if that is the next frame, has no payload, and no other is there; else None.
+
+        Args:
+            spin, wait, waker: As for `pull`.
+        """
+        return None
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
     def open_lanes(self, streams: Sequence[Stream]) -> None:
         """Lets payloads come over these connections from now on; see `lanes`. The streams may be closed."""
         raise NotImplementedError  # only a pipe of the core has lanes, and a link without one is offered none
@@ -108,7 +151,7 @@ class Pipe(ABC):
         """Breaks them. From any thread."""
 
     def close_lanes(self, forked: bool = False) -> None:  # noqa: B027
-        """Gives their descriptors back. Only while no thread reads or writes.
+        """Gives their descriptors back. Only while no thread reads or writes, and at the end of the connection.
 
         Args:
             forked: In a forked child: they are the parent's, which still uses them.
@@ -196,6 +239,12 @@ class _NativePipe(Pipe):
         self.send_rest = native.send_rest  # type: ignore[method-assign]
         self.pull = native.pull  # type: ignore[method-assign]
         self.answer = native.answer  # type: ignore[method-assign]
+        self.guard = native.guard  # type: ignore[method-assign]
+        self.shut = native.shut  # type: ignore[method-assign]
+        self.post = native.post  # type: ignore[method-assign]
+        self.exchange = native.exchange  # type: ignore[method-assign]
+        self.wake = native.wake  # type: ignore[method-assign]
+        self.request = native.request  # type: ignore[method-assign]
         self.fill = native.fill  # type: ignore[method-assign]
         self.may_sleep = native.may_sleep  # type: ignore[method-assign]
         self.sleep = native.sleep  # type: ignore[method-assign]

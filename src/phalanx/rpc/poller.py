@@ -110,8 +110,10 @@ class LinkPoller:
         The calling thread sends the answers before it polls, or runs what may take long. If a task takes long all the
         same, the thread that becomes the mover sends them.
         """
+        if not self.tasks:
+            return False
         workers, me = self._workers, threading.get_ident()
-        if not self.tasks or workers.mover_number != me or not link.hold(kind, call, head, link.most_together):
+        if workers.mover_number != me or not link.hold(kind, call, head, link.most_together):
             return False
         self.holding[link] = None
         if workers.mover_number != me:  # any more: the new one may have looked already
@@ -147,13 +149,16 @@ class LinkPoller:
         if self.holding:
             self.send_held()
         while self._soon:
-            if not self._workers.run_as_mover(self._soon.popleft()):
+            if not self._workers.run_as_mover(self._soon.popleft(), time.monotonic()):
                 return
         if self._changed or self._some_paused:
             self._rebuild()
         if wait:
             if self._waker.is_set:
                 self._waker.clear()
+            alone = self._polled[0] if len(self._polled) == 1 and not self._some_paused else None
+            if alone is not None and alone.only_poller_moves and not self._serve_alone(alone):
+                return
             # From here on a thread that changes something sets the waker. So look for changes after this, not before.
             self._asleep = True
             try:
@@ -165,6 +170,31 @@ class LinkPoller:
                 self._move(link)
         if self._alarms and self._alarms[0][0] <= time.monotonic():
             self._run_alarms()
+
+    def _serve_alone(self, link: CallLink) -> bool:
+        """Runs the calls of the only link as they come, one by one; False if another thread is the mover now.
+
+        Returns as soon as there is anything else to do.
+        """
+        workers, tasks, waker, spin, take_call = self._workers, self.tasks, self._waker, self._spin, link.take_call
+        while True:
+            self._asleep = True  # as in `_poll_once`
+            try:
+                if self._changed or self._soon or tasks or waker.is_set:
+                    return True
+                call = take_call(spin, self._longest_sleep() if self._alarms else LONGEST, waker.fd)
+            finally:
+                self._asleep = False
+            if call is None:
+                self._changed = self._changed or link.is_paused
+                return True
+            if tasks or not workers.may_begin:  # others have come meanwhile, or go on
+                self.add_as_mover(call)
+                return True
+            if not workers.run_as_mover(call, call.arrived_at):
+                return False
+            if self._alarms and self._alarms[0][0] <= time.monotonic():
+                return True
 
     def _wait(self) -> None:
         """Moves the links that have something to read, or sleeps until one has."""

@@ -26,6 +26,7 @@ from .context import CallContext, running_call
 from .event_loop import soon
 from .link import MAX_QUEUED, WINDOW, Frame, read_request
 from .payload import NOT_FAST, encode_error, encode_value, fast_call
+from .pipe import NOT_POSTED, POSTED
 from .registry import CREATE, Function, Registry
 
 __all__ = ["ServedCall"]
@@ -52,9 +53,9 @@ class ServedCall:
 
     # Defaults of the class, not set for each call: only a few kinds of calls change them.
     context: CallContext | None = None
-    _entered = False
     _entered_at = 0.0
-    """Whether the handler was entered: then an exception is its own."""
+    """When the handler was entered: then an exception is its own."""
+    _counted = False
     _is_quick = False
     """Whether the handler has just ended after a short time, so that its answer may wait for those after it."""
     _generator: Generator[Any, None, Any] | None = None
@@ -73,7 +74,7 @@ class ServedCall:
         self._requests = [request]
         """The request, as a frame or as the head of a plain one. The thread that takes it out decides what happens: the
         call is run, or cancelled."""
-        self._arrived_at = arrived_at
+        self.arrived_at = arrived_at
 
     def _take(self) -> Frame | bytes | None:
         try:
@@ -98,9 +99,10 @@ class ServedCall:
             if fields is NOT_FAST:
                 fields = read_request(request, link.limits)
             name, target, seconds, args, kwargs = fields
-            self.context = context = CallContext(link.peer, name, self._arrived_at + seconds, seconds)
+            ends = self.arrived_at + seconds
+            self.context = context = CallContext(link.peer, name, ends, seconds)
             now = time.monotonic()
-            if now >= self._arrived_at + seconds:
+            if now >= ends:
                 self._done()
                 return
             registry = link.registry()
@@ -108,7 +110,6 @@ class ServedCall:
                 raise Cancelled("the other rank is closing its agent")
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
-            self._entered = True
             self._entered_at = now
             if function.is_coroutine:
                 link.loop.run(self._await(context, function, args, kwargs), context)
@@ -120,26 +121,26 @@ class ServedCall:
                 result = function.call(*args, **kwargs)
             finally:
                 running_call.reset(token)
-            self._is_quick = function.is_quick = self._count(name, True) < QUICK
+            ended = time.monotonic()
+            self._counted = True
+            CALLS.add(name, -1, True, ended - self.arrived_at, now - self.arrived_at, ended - now)
+            self._is_quick = function.is_quick = ended - now < QUICK
             if target == CREATE:
                 self._keep(registry, name, result, context)
             elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
                 self._stream(result)
             else:
-                self._answer(result)
+                self._answer(result, ended)
         except BaseException as error:
-            if self._entered and self.context is not None:
+            if self._entered_at and not self._counted and self.context is not None:
                 self._count(self.context.name, False)
             self._fail(error)
 
-    def _count(self, name: str, ok: bool) -> float:
-        """Counts the call, once its handler has ended; returns the handler's seconds."""
-        if not self._entered_at:
-            return 0.0  # it was counted, and its answer could not be sent
-        arrived, entered, now = self._arrived_at, self._entered_at, time.monotonic()
+    def _count(self, name: str, ok: bool) -> None:
+        """Counts the call, once its handler has ended."""
+        self._counted = True
+        arrived, entered, now = self.arrived_at, self._entered_at, time.monotonic()
         CALLS.add(name, -1, ok, now - arrived, entered - arrived, now - entered)
-        self._entered_at = 0.0
-        return now - entered
 
     def _keep(self, registry: Registry, class_name: str, instance: Any, context: CallContext) -> None:
         """Keeps an object for the caller, under the number of the call that made it, and answers with that."""
@@ -159,18 +160,22 @@ class ServedCall:
         if self.number:
             self.link.served.pop(self.number, None)
 
-    def _answer(self, result: Any) -> None:
+    def _answer(self, result: Any, now: float | None = None) -> None:
         number = self.number
         if not number:
             return
         context, link = self.context, self.link
-        if context is None or not (context._cancelled or time.monotonic() >= context._ends):
+        if context is None or not (context._cancelled or (time.monotonic() if now is None else now) >= context._ends):
             head = pack_plain(result, INLINE, link.limits.max_depth)
             if head is None or len(head) > link.longest_held:
                 self._send(_RESULT, result)
             # The answer of a quick call may wait for those of the calls after it.
             elif not self._is_quick or not link.poller.hold(link, _RESULT, number, head):
-                self._send_frame(_RESULT, head)
+                posted = link.pipe.post(_RESULT, number, head)
+                if posted == NOT_POSTED:
+                    self._send_frame(_RESULT, head)
+                elif posted != POSTED:
+                    link.send_held()
         link.served.pop(number, None)
 
     def _fail(self, error: BaseException) -> None:
@@ -183,7 +188,7 @@ class ServedCall:
         if context is not None and context._cancelled:
             return  # the caller has given up
         kind, trace = "raised", ""
-        if self._entered:
+        if self._entered_at:
             trace = user_traceback(error)
         else:
             kind = next((kind for kind, error_type in _KINDS if isinstance(error, error_type)), kind)

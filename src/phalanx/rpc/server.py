@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..transports.duplex_ring import RingAgreement
 from ..transports.stream import Stream
-from ..wire.calls import CallKind
+from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
@@ -75,6 +75,29 @@ class ServerLink(ThrottledLink[ServedCall]):
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
+    def take_call(self, spin: float, wait: float, waker: int) -> ServedCall | None:
+        if self._unsent or ((self.waiting_bytes or self.loop.under_way) and self.is_paused):
+            return None
+        found = self.pipe.request(spin, wait, waker)
+        if self.ended is not None:  # meanwhile, while the pipe was in use here
+            self.dispose()
+            return None
+        if found is None:
+            return None
+        number, head = found
+        if number not in self.served and len(head) <= self.max_message:
+            call = self.served[number] = ServedCall(self, head, number, time.monotonic())
+            return call
+        if number in self.served:
+            self._refuse(number)
+        else:
+            self.end(too_long(len(head), self.max_message))
+        return None
+
+    def _refuse(self, number: int) -> None:
+        wrong = "a second request with the number" if number else "a request with the number"
+        self.end(ProtocolError(f"protocol error: {wrong} {number}"))
+
     def take_plain(self, found: list[Found]) -> int:
         served, tasks, longest = self.served, self._tasks, self.max_message
         now = time.monotonic()
@@ -93,8 +116,7 @@ class ServerLink(ThrottledLink[ServedCall]):
             call = ServedCall(self, frame, frame.call if kind is _REQUEST else 0, time.monotonic())
             if kind is _REQUEST:
                 if frame.call in self.served or not frame.call:
-                    wrong = "a second request with the number" if frame.call else "a request with the number"
-                    self.end(ProtocolError(f"protocol error: {wrong} {frame.call}"))
+                    self._refuse(frame.call)
                     return
                 self.served[frame.call] = call
             if frame.size > LONG:

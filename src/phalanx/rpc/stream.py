@@ -14,8 +14,10 @@ from ..deadline import Deadline
 from ..errors import copy_for_raise, of_call
 from ..frames import hide_frames
 from ..wire.calls import CallKind
-from .caller import CallerLink, ItemReader, PendingCall
-from .link import WINDOW, Frame, Waiter
+from .caller import CallerLink
+from .link import WINDOW, Frame
+from .pending_call import ItemReader, PendingCall
+from .waiter import Waiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

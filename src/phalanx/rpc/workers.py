@@ -14,10 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from ..background_thread import BackgroundThread
 
-__all__ = ["Task", "Workers"]
+__all__ = ["ArrivedCall", "Task", "Workers"]
 
 logger = logging.getLogger("phalanx.rpc")
 
@@ -35,6 +36,15 @@ MOST = 4096
 _MISTAKE = "an unexpected error while a remote call was served"
 
 Task = Callable[[], None]
+
+
+class ArrivedCall(Protocol):
+    """A task that serves a call."""
+
+    arrived_at: float
+
+    def __call__(self) -> None:
+        """Runs it."""
 
 
 class Workers:
@@ -61,8 +71,9 @@ class Workers:
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._running = 0
-        self._since = 0.0
-        """When the mover entered the handler that it runs; 0 if it runs none."""
+        self._turn: list[float] = []
+        """When the mover entered the handler that it runs; empty if it runs none. Whoever takes this out decides: the
+        mover that it goes on, once the handler has ended, or another that it is replaced."""
         self._begun = 0
         """Counts the handlers that movers have entered."""
         self._watchdog_sleeps = True
@@ -82,9 +93,14 @@ class Workers:
         return self._stopping or (bool(self.tasks) and self._running < self._limit)
 
     @property
+    def may_begin(self) -> bool:
+        """True if the mover may run one more task."""
+        return self._running < self._limit and not self._stopping
+
+    @property
     def running(self) -> int:
         """Tasks that run now."""
-        return self._running + (self._since > 0)
+        return self._running + len(self._turn)
 
     def is_mover(self) -> bool:
         """True in the thread that is the mover."""
@@ -162,7 +178,7 @@ class Workers:
         self._running += 1  # from now on its task counts like any other's; see `_move`
         self._mover = None
         self.mover_number = 0
-        self._since = 0.0
+        self._turn.clear()
         self._wake_or_start_thread()
 
     def _thread_main(self) -> None:
@@ -203,7 +219,7 @@ class Workers:
 
         A task that the mover runs counts as running only once the mover is replaced.
         """
-        tasks, lock = self.tasks, self._lock
+        tasks = self.tasks
         self._poll(False)  # what the mover before left to be sent
         turned = time.monotonic()
         while self._mover is me and not self._stopping:
@@ -215,18 +231,9 @@ class Workers:
                 task = tasks.popleft()
             except IndexError:  # another thread took it
                 continue
-            self._begun += 1
-            now = self._since = time.monotonic()
-            if self._watchdog_sleeps:
-                self._ring_watchdog()
-            try:
-                task()
-            except BaseException:  # a task reports its own errors: this one is a mistake of ours
-                logger.exception(_MISTAKE)
-            with lock:  # the watchdog may be about to replace this thread
-                if self._mover is not me:
-                    break
-                self._since = 0.0
+            now = time.monotonic()
+            if not self.run_as_mover(task, now):
+                break
             if now - turned > TURN:
                 self._poll(False)
                 turned = now
@@ -234,18 +241,21 @@ class Workers:
             if self._mover is not me:
                 self._running -= 1
 
-    def run_as_mover(self, task: Task) -> bool:
+    def run_as_mover(self, task: Task, now: float) -> bool:
         """Runs a task in the mover's thread; False if it took so long that another thread is the mover now."""
-        me = threading.current_thread()
         self._begun += 1
-        self._since = time.monotonic()
+        self._turn = turn = [now]  # a list of its own: by the time that this is over, another mover may have one
         if self._watchdog_sleeps:
             self._ring_watchdog()
-        self._run(task)
-        with self._lock:  # the watchdog may be about to replace this thread
-            if self._mover is not me:
+        try:
+            task()
+        except BaseException:  # a task reports its own errors: this one is a mistake of ours
+            logger.exception(_MISTAKE)
+        try:
+            turn.pop()
+        except IndexError:  # this thread is being replaced
+            with self._lock:
                 return False
-            self._since = 0.0
         return True
 
     def _ring_watchdog(self) -> None:
@@ -269,10 +279,11 @@ class Workers:
                 self._watchdog_sleeps = False
                 quiet = 0
             time.sleep(LONG)
-            since, begun = self._since, self._begun
+            turn, begun = self._turn, self._begun
+            since = sum(turn)  # 0 if the handler has ended
             quiet = quiet + 1 if begun == seen and not since else 0
             seen = begun
             if since and time.monotonic() - since >= LONG:
-                with self._lock:
-                    if self._since == since:
-                        self._replace_mover()
+                with self._lock, contextlib.suppress(IndexError):  # it has ended just now
+                    turn.pop()
+                    self._replace_mover()

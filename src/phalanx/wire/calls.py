@@ -31,6 +31,7 @@ __all__ = [
     "pack_header",
     "parse_header",
     "split_header",
+    "too_long",
 ]
 
 _HEADER = struct.Struct("<2sBBIQQ")
@@ -111,13 +112,18 @@ def check_lengths(kind_value: int, head: int, payload: int, max_message: int) ->
     if kind is None:
         raise ProtocolError(f"a frame has the unknown kind {kind_value}")
     if head + payload > max_message:
-        raise ProtocolError(f"a frame announces {head + payload} bytes (at most {max_message} are allowed)")
+        raise too_long(head + payload, max_message)
     if (payload and kind not in CARRIERS) or (head and kind in _BARE):
         empty = "both" if kind in _BARE else "the payload"
         raise ProtocolError(
             f"a {kind.name} frame announces a head of {head} and a payload of {payload} bytes (expected 0 for {empty})"
         )
     return kind
+
+
+def too_long(size: int, max_message: int) -> ProtocolError:
+    """The error for a frame that announces too much."""
+    return ProtocolError(f"a frame announces {size} bytes (at most {max_message} are allowed)")
 
 
 def parse_header(data: bytes | bytearray | memoryview, offset: int, max_message: int) -> CallHeader:
