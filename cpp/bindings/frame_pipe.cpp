@@ -4,7 +4,6 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
-#include <sys/eventfd.h>
 
 #include <deque>
 #include <memory>
@@ -14,9 +13,11 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "event_bell.hpp"
 #include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
+#include "python_lock.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -49,90 +50,6 @@ std::int64_t to_ns(double seconds) { return static_cast<std::int64_t>(seconds * 
 constexpr int post_nothing = 0;
 constexpr int post_all = 1;
 constexpr int post_part = 2;
-
-// A lock of Python's, as its two methods.
-class PythonLock {
-public:
-    explicit PythonLock(nb::object lock) : acquire_(lock.attr("acquire")), release_(lock.attr("release")) {}
-
-    bool try_acquire() const {
-        PyObject* arguments[] = {nullptr, Py_False};
-        const auto taken = nb::steal<nb::object>(
-            PyObject_Vectorcall(acquire_.ptr(), arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-        if (!taken.is_valid()) throw nb::python_error();
-        return taken.is(nb::handle(Py_True));
-    }
-
-    void release() const noexcept {
-        PyObject* released = PyObject_CallNoArgs(release_.ptr());
-        if (released == nullptr) PyErr_WriteUnraisable(release_.ptr());
-        Py_XDECREF(released);
-    }
-
-private:
-    nb::object acquire_;
-    nb::object release_;
-};
-
-// Such a lock, for a scope, if it is free.
-class Guard {
-public:
-    explicit Guard(const PythonLock& lock) : lock_(lock), taken_(lock.try_acquire()) {}
-    ~Guard() {
-        if (taken_) lock_.release();
-    }
-    Guard(const Guard&) = delete;
-    Guard& operator=(const Guard&) = delete;
-    bool taken() const noexcept { return taken_; }
-
-private:
-    const PythonLock& lock_;
-    bool taken_;
-};
-
-// Wakes a thread that sleeps in poll(). All of it with the GIL.
-class Bell {
-public:
-    Bell() = default;
-    ~Bell() { close(); }
-    Bell(const Bell&) = delete;
-    Bell& operator=(const Bell&) = delete;
-
-    void close() noexcept {
-        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-    }
-
-    int fd() const noexcept { return fd_; }  // below 0: there is none to be had
-
-    void ring() noexcept {
-        const std::uint64_t one = 1;
-        if (heard_ && !rung_ && fd_ >= 0) rung_ = ::write(fd_, &one, sizeof one) == sizeof one;
-    }
-
-    // As long as this exists, somebody may sleep.
-    class Heard {
-    public:
-        explicit Heard(Bell& bell) noexcept : bell_(bell) {
-            if (bell_.fd_ < 0) bell_.fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-            bell_.heard_ = true;
-        }
-        ~Heard() {
-            bell_.heard_ = false;
-            std::uint64_t count = 0;
-            if (bell_.rung_) bell_.rung_ = ::read(bell_.fd_, &count, sizeof count) < 0 && errno == EINTR;
-        }
-        Heard(const Heard&) = delete;
-        Heard& operator=(const Heard&) = delete;
-
-    private:
-        Bell& bell_;
-    };
-
-private:
-    int fd_ = -1;
-    bool heard_ = false;
-    bool rung_ = false;
-};
 
 // One end of a connection. One thread may read while another writes; the GIL guards the rest.
 class Pipe {
@@ -291,7 +208,7 @@ public:
     int post(int kind, std::uint64_t call, nb::bytes head) {
         const std::size_t total = sizeof(CallHeader) + head.size();
         if (!sending_ || total >= worth_releasing || held_frames_ != 0) return post_nothing;
-        const Guard sending(*sending_);
+        const HeldLock sending(*sending_);
         if (!sending.taken() || closed_ || nb::len(unsent_) != 0) return post_nothing;
         CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
         iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
@@ -311,9 +228,9 @@ public:
     // come so, or `wake` was called. False if nothing was sent.
     nb::object exchange(std::uint64_t call, nb::bytes head, double look, double until) {
         if (!moving_) return nb::bool_(false);
-        const Guard moving(*moving_);
+        const HeldLock moving(*moving_);
         if (!moving.taken() || closed_ || owed_ != 0) return nb::bool_(false);
-        const Bell::Heard heard(bell_);  // before the queue is looked at: whoever adds to it after that rings
+        const EventBell::Heard heard(bell_);  // before the queue is looked at: whoever adds to it after that rings
         const int posted = post(kind_request, call, head);
         if (posted != post_all) return posted == post_nothing ? nb::object(nb::bool_(false)) : nb::none();
         return answer(call, look, bell_.fd() < 0 ? 0 : std::max(0.0, until - seconds_now()), bell_.fd());
@@ -325,7 +242,7 @@ public:
     // Number and head of the request that is the next frame, and the only one that is there; the rest as `answer`.
     nb::object request(double look, double wait, int waker) {
         if (!moving_) return nb::none();
-        const Guard moving(*moving_);
+        const HeldLock moving(*moving_);
         if (!moving.taken() || closed_ || owed_ != 0) return nb::none();
         const CallHeader* found = next_plain(kind_request, 0, look, wait, waker);
         if (found == nullptr || found->call == 0 || pipe_.ahead().size() != sizeof *found + found->head) return nb::none();
@@ -589,7 +506,7 @@ private:
     std::optional<PythonLock> moving_;
     std::optional<PythonLock> sending_;
     nb::object unsent_;
-    Bell bell_;
+    EventBell bell_;
     bool closed_ = false;
     std::uint64_t owed_ = 0;  // bytes of the frame that was pulled last, for `fill`
     nb::object in_object_;
