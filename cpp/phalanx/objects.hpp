@@ -169,7 +169,7 @@ private:
             expect_long(every.get(), bytes);
             std::size_t at = 0;
             for (int r = 0; r < ranks_; at += told[r++]) {
-                std::memcpy(every.get() + at, all[r].bytes.data(), told[r]);
+                std::ranges::copy(all[r].bytes, every.get() + at);
                 if (r == root) mine = {every.get() + at, told[r]};  // its own stays where it is
             }
         }
