@@ -14,6 +14,7 @@ from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
 from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive, Sink
+from ...transports.ring_channel import last_handed_over
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind
 from ..bounded_set import BoundedSet
@@ -28,7 +29,7 @@ from .sender import PIECE, MpiSender
 from .transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
-    from ..._core import ChannelLock, MpiRequest, Recorder
+    from ..._core import ChannelLock, MpiRequest, PreparedMpiMessage, Recorder
     from ..._core import MpiMessages as FastMpiMessages
 
 __all__ = ["MpiMessages"]
@@ -250,7 +251,7 @@ class MpiMessages:
         return made
 
     def post_prepared(self, inbox: Inbox) -> None:
-        """Posts the receives of a lane that the fast path has prepared. A thread that waits for one there gives way."""
+        """Goes on with what the fast path of a lane has prepared. A thread that moves messages there gives way."""
         with self._guard:
             if inbox.posting:  # by this thread: it posts one of them
                 return
@@ -263,6 +264,27 @@ class MpiMessages:
                         inbox.prepared.popleft()
             finally:
                 inbox.posting = False
+
+    def take_back_prepared(self, prepared: PreparedMpiMessage, withdraw: Callable[[PendingTransfer], object]) -> None:
+        """Ends a message that the fast path has prepared, and whose caller was interrupted."""
+        with self._guard:
+            operation = prepared.hand_over()
+            last_handed_over()
+        if operation is not None:
+            withdraw(operation)
+
+    def _take_prepared(self, lane: bytes) -> bool:
+        """Goes on with what a fast path has prepared: something has come for it. False if there is nothing."""
+        with self._lock:
+            inbox = self._inboxes.get(lane)
+        if inbox is None or not inbox.prepared:
+            return False
+        if inbox.posting:  # by this thread, which a callback has led here: those that it has come to are left out
+            for one in tuple(inbox.prepared):
+                one.post()
+        else:
+            self.post_prepared(inbox)
+        return True
 
     def _post_all_prepared(self) -> None:
         with self._lock:
@@ -350,8 +372,11 @@ class MpiMessages:
         elif word == Word.OFFER:
             self._accept(head)
         elif word in (Word.READY, Word.DROP):
-            self._sender.answered(head.number, Word(word))
+            if not self._sender.answered(head.number, Word(word)) and self._take_prepared(head.lane):
+                self._sender.answered(head.number, Word(word))
         elif word == Word.CUT:
+            if (src, head.number) not in self._arriving:
+                self._take_prepared(head.lane)
             known = self._arriving.get((src, head.number))
             if known is not None:
                 self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"), called_off=True)
@@ -442,6 +467,9 @@ class MpiMessages:
     def _end_departed(self) -> bool:
         """Ends the lanes of ranks that have gone, once everything that they sent has come."""
         now = time.monotonic()
+        for _, inbox, _, _ in self._farewells[:]:
+            if inbox.prepared:  # a payload may be on its way to one of them
+                self.post_prepared(inbox)
         with self._lock:
             due = [one for one in self._farewells if one[0] <= now and not one[1].under_way[one[2]]]
             self._farewells = [one for one in self._farewells if one not in due]
