@@ -486,11 +486,11 @@ class MpiMessages:
         return self.wait([operation], Deadline(ENDING))
 
     def _go_on(self, sending: Sending) -> None:
-        """Counts a message among those of its lane. Where another thread has ended the lane meanwhile, it ends, too."""
+        """Counts a message among those of its lane. If the lane has ended meanwhile, or its receiver's, it ends, too."""
         inbox = sending.inbox
         with self._lock:
             inbox.sending.add(sending)
-            ended = inbox.ended
+            ended = inbox.ended or inbox.gone.get(sending.dst)
         sending.on_done(lambda: inbox.sending.discard(sending))
         if ended is not None and not sending.started and self._sender.withdraw_offer(sending):
             sending.complete(ended)
