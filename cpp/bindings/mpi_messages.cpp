@@ -397,17 +397,18 @@ private:
         const std::vector<int> others = other_routes(route);
         while (!transfer.look()) {
             const bool moving = transfer.moving != nullptr;
+            int bytes = 0;  // of the head that was found
             const int found = await(transfer, [&] {
                 if (transfer.look()) return came;
                 // Who waits for an answer must hear everyone: another rank may wait for this one.
                 if (sends && !moving && !wire_.anything_waits()) return nothing;
-                if (wire_.waiting(route.rank) >= 0) return own;
+                if ((bytes = wire_.waiting(route.rank)) >= 0) return own;
                 for (const int other : others)
-                    if (wire_.waiting(routes_[static_cast<std::size_t>(other)].rank) >= 0) return other;
+                    if ((bytes = wire_.waiting(routes_[static_cast<std::size_t>(other)].rank)) >= 0) return other;
                 return sends && !moving ? give_up : nothing;
             });
             if (found == nothing || found == give_up) return false;
-            if (found != came && !take_next(routes_[static_cast<std::size_t>(found)], moving) && !moving) return false;
+            if (found != came && !take(routes_[static_cast<std::size_t>(found)], bytes, moving) && !moving) return false;
         }
         return true;
     }
@@ -423,11 +424,9 @@ private:
     }
 
     // Takes the next head of a rank. False if the general way has to look at it. `any`: takes it however long it is.
-    bool take_next(Route& route, bool any) {
+    bool take(Route& route, int bytes, bool any) {
         std::array<std::byte, longest_head> usual;
         std::vector<std::byte> longer;
-        const int bytes = wire_.waiting(route.rank);
-        if (bytes < 0) return true;
         if (static_cast<std::size_t>(bytes) > usual.size()) {
             if (!any) return false;
             longer.resize(static_cast<std::size_t>(bytes));

@@ -506,7 +506,7 @@ def nothing_is_kept_alive(world: px.Group) -> None:
             work.wait()
             sent.wait()
             del out, x, work, sent
-            until(lambda: all_gone(arrays))
+            until(functools.partial(all_gone, arrays))
         out, x = np.zeros(3000), np.ones(3000)
         arrays += [weakref.ref(out), weakref.ref(x)]
         group.irecv(out, 1 - group.rank)

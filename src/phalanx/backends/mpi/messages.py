@@ -486,7 +486,7 @@ class MpiMessages:
         return self.wait([operation], Deadline(ENDING))
 
     def _go_on(self, sending: Sending) -> None:
-        """Counts a message among those of its lane. If the lane has ended meanwhile, or its receiver's, it ends, too."""
+        """Counts a message among those of its lane. If its lane or its receiver has gone meanwhile, it ends, too."""
         inbox = sending.inbox
         with self._lock:
             inbox.sending.add(sending)
