@@ -135,7 +135,7 @@ class Lane(ABC):
         return None
 
     prepared: deque[Unposted] | None = None
-    """Messages that the fast path has prepared, where it can, and that the lane does not know; see `PreparedWork`."""
+    """Messages that the fast path has prepared and that the lane does not know; see `PreparedMessageWork`."""
 
     def post_prepared(self) -> None:
         """Goes on with them, in the order of the calls."""

@@ -39,7 +39,7 @@ class SentWork(Work[None]):
     __init__ = object.__init__
 
 
-class PreparedWork(Work[Any]):
+class PreparedMessageWork(Work[Any]):
     """A message on the fast path, which the lane does not know yet.
 
     Args:
@@ -121,7 +121,7 @@ class PreparedWork(Work[Any]):
             group._messages.post_prepared()
 
 
-class PreparedReceiveWork(PreparedWork):
+class PreparedReceiveWork(PreparedMessageWork):
     """A receive that is not posted yet. Its result is the array that is filled."""
 
     _operation = "recv"
@@ -130,7 +130,7 @@ class PreparedReceiveWork(PreparedWork):
         group._post_receive(self, prepared)
 
 
-class PreparedSendWork(PreparedWork):
+class PreparedSendWork(PreparedMessageWork):
     """A long array that was offered to its receiver, who has not asked for it yet."""
 
     _operation = "send"
@@ -170,7 +170,7 @@ class PreparedMessages(LentMessages):
             self._take_back_prepared(work, prepared)
             raise
 
-    def _take_back_prepared(self, work: PreparedWork, prepared: PreparedMpiMessage) -> None:
+    def _take_back_prepared(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
         line = self._messages.prepared
         if line is not None and work in line:
             line.remove(work)
@@ -226,7 +226,7 @@ class PreparedMessages(LentMessages):
         entry = self._journal.begin(exchanging(dst, src, tag), src)
         self._complete(entry, under_way, deadline, self._sources(src))
 
-    def _post_receive(self, work: PreparedWork, prepared: PreparedMpiMessage) -> None:
+    def _post_receive(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
         src, tag = prepared.peer, prepared.tag
         sink = self._sink_for(adapt_out(work._result))
         deadline, entry = self._account_of(prepared, receiving("recv", src, tag))
@@ -243,7 +243,7 @@ class PreparedMessages(LentMessages):
             entry.end(failed=True)
             raise
 
-    def _post_send(self, work: PreparedWork, prepared: PreparedMpiMessage) -> None:
+    def _post_send(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
         dst = prepared.peer
         deadline, entry = self._account_of(prepared, sending("send", dst, prepared.tag))
         try:
