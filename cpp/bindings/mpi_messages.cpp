@@ -162,8 +162,7 @@ public:
         return finish("recv", *found, receiving, false, [&] { return go_on_receiving(*found, receiving, out, nb::none()); });
     }
 
-    // A message that the call does not wait for; None: declined. One that is received is not posted yet, and one that is sent is
-    // not begun.
+    // A message that the call does not wait for, and that is not begun; None: declined.
     nb::object prepare_receive(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout);
     nb::object prepare_send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout);
 
@@ -595,18 +594,24 @@ public:
           sends_(sends) {
         transfer_.message = message;
         transfer_.set_time();
-        Route& route = this->route();
-        const bool has_body = message.array.bytes > path.whole_;
-        if (!sends || has_body) listed_.emplace(path, sends ? route.offered : route.incoming, transfer_);
     }
-    ~Prepared() { leave(); }
+    ~Prepared() {
+        leave();
+        if (transfer_.ended || transfer_.moving == nullptr) return;
+        transfer_.moving.release();  // MPI still has the memory, and no caller ever got this object
+        array_.release();
+    }
     Prepared(const Prepared&) = delete;
     Prepared& operator=(const Prepared&) = delete;
 
-    // Sends or offers it, unless that was done before. Raises if MPI refuses it.
+    // Sends or offers it, or has it take its message from now on, unless that was done before, or the general way
+    // has it. Raises if MPI refuses it.
     void begin() {
-        if (std::exchange(begun_, true)) return;
-        if (listed_ ? path_.offer(route(), transfer_) : path_.begin_whole(route(), transfer_)) return;
+        if (!waits_ || std::exchange(begun_, true)) return;
+        Route& route = this->route();
+        const bool has_body = transfer_.message.array.bytes > path_.whole_;
+        if (!sends_ || has_body) listed_.emplace(path_, sends_ ? route.offered : route.incoming, transfer_);
+        if (!sends_ || (has_body ? path_.offer(route, transfer_) : path_.begin_whole(route, transfer_))) return;
         begun_ = false;
         path_.failed("sending a message");
     }
@@ -634,6 +639,7 @@ public:
         const Turn turn(path_.lock_);
         if (!turn.taken || path_.is_behind(receiving.route())) return false;
         try {
+            receiving.begin();
             begin();
             if (run() && receiving.run()) return true;
         } catch (const nb::python_error&) {  // an interrupt: the caller takes back what the general way has

@@ -135,7 +135,7 @@ class Lane(ABC):
         return None
 
     prepared: deque[Unposted] | None = None
-    """Messages that the fast path has prepared and that the lane does not know; see `PreparedMessageWork`."""
+    """Messages that the fast path has prepared and that the lane does not know; see `UnpostedWork`."""
 
     def post_prepared(self) -> None:
         """Goes on with them, in the order of the calls."""

@@ -39,7 +39,7 @@ class SentWork(Work[None]):
     __init__ = object.__init__
 
 
-class PreparedMessageWork(Work[Any]):
+class UnpostedWork(Work[Any]):
     """A message on the fast path, which the lane does not know yet.
 
     Args:
@@ -121,7 +121,7 @@ class PreparedMessageWork(Work[Any]):
             group._messages.post_prepared()
 
 
-class PreparedReceiveWork(PreparedMessageWork):
+class PreparedReceiveWork(UnpostedWork):
     """A receive that is not posted yet. Its result is the array that is filled."""
 
     _operation = "recv"
@@ -130,7 +130,7 @@ class PreparedReceiveWork(PreparedMessageWork):
         group._post_receive(self, prepared)
 
 
-class PreparedSendWork(PreparedMessageWork):
+class PreparedSendWork(UnpostedWork):
     """A long array that was offered to its receiver, who has not asked for it yet."""
 
     _operation = "send"
@@ -152,6 +152,7 @@ class PreparedMessages(LentMessages):
         work = PreparedReceiveWork(self, prepared, out, line)
         try:
             line.append(work)
+            prepared.begin()
             return work
         except BaseException:  # Ctrl-C: no caller will ever wait for it
             self._take_back_prepared(work, prepared)
@@ -170,7 +171,7 @@ class PreparedMessages(LentMessages):
             self._take_back_prepared(work, prepared)
             raise
 
-    def _take_back_prepared(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
+    def _take_back_prepared(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
         line = self._messages.prepared
         if line is not None and work in line:
             line.remove(work)
@@ -226,7 +227,7 @@ class PreparedMessages(LentMessages):
         entry = self._journal.begin(exchanging(dst, src, tag), src)
         self._complete(entry, under_way, deadline, self._sources(src))
 
-    def _post_receive(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
+    def _post_receive(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
         src, tag = prepared.peer, prepared.tag
         sink = self._sink_for(adapt_out(work._result))
         deadline, entry = self._account_of(prepared, receiving("recv", src, tag))
@@ -243,7 +244,7 @@ class PreparedMessages(LentMessages):
             entry.end(failed=True)
             raise
 
-    def _post_send(self, work: PreparedMessageWork, prepared: PreparedMpiMessage) -> None:
+    def _post_send(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
         dst = prepared.peer
         deadline, entry = self._account_of(prepared, sending("send", dst, prepared.tag))
         try:
