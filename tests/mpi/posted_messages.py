@@ -540,6 +540,32 @@ def a_group_that_is_closed_ends_them(world: px.Group) -> None:
             group.close()
 
 
+def a_body_comes_although_its_receiver_calls_no_more(world: px.Group) -> None:
+    """One that was accepted, for no receive yet or for one that ends with its group."""
+    for length in (600, 8192, 200_000):
+        for closes, waits in ((False, False), (True, False), (True, True)):
+            world.barrier()
+            if world.rank > 1:
+                continue
+            group = world.subgroup([0, 1])
+            if group.rank == 0:
+                began = time.monotonic()
+                sent = group.isend(np.ones(length), 1, timeout=4)
+                group.send(np.ones(1), 1, tag=1)
+                sent.wait()
+                assert time.monotonic() - began < 1.5
+                group.close()
+            else:
+                if waits:
+                    group.irecv(np.zeros(length), 0)
+                group.recv(np.zeros(1), 0, tag=1)
+                if not closes:
+                    time.sleep(2)
+                    assert (group.recv(np.zeros(length), 0) == 1).all()
+                group.close()
+    world.barrier()
+
+
 CASES = (
     the_core_moves_them,
     the_core_moves_long_ones,
@@ -561,6 +587,7 @@ CASES = (
     exchanges_of_tensors,
     nothing_is_kept_alive,
     a_group_that_is_closed_ends_them,
+    a_body_comes_although_its_receiver_calls_no_more,
 )
 
 

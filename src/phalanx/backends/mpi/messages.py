@@ -161,6 +161,9 @@ class MpiMessages:
             if goodbye:
                 for dst in inbox.talked - inbox.gone.keys():
                     self._sender.say(dst, Word.GOODBYE, lane)
+            for transfer, _, arriving_at in list(self._arriving.values()):
+                if arriving_at is inbox:
+                    self._finish_in_background(transfer)
         for one in sending:
             if not one.done:
                 one.complete(error)
@@ -313,11 +316,11 @@ class MpiMessages:
         lock = threading.RLock()
         with lock:
             receive, arrival = inbox.mailbox.adopt(envelope, lock, sink, 0)
-        self._await_body(inbox, arrival, number, [request])
+        transfer = self._await_body(inbox, arrival, number, [request])
         with self._lock:
             ended = inbox.ended
-        if ended is not None:
-            self._cancel(arrival, ended)
+        if ended is not None:  # the receive has failed, but its sender is not to wait for ever
+            self._finish_in_background(transfer)
         return receive
 
     def give_back(self, src: int, head: bytes) -> None:
@@ -424,10 +427,12 @@ class MpiMessages:
             with self._mpi.lock:
                 requests.append(self._bodies.Irecv([view[start : start + size], self._byte], src, tag))
             start += size
-        self._await_body(inbox, arrival, number, requests)
+        transfer = self._await_body(inbox, arrival, number, requests)
         self._sender.say(src, Word.READY, lane, number)
+        if arrival.owned is not None:
+            self._finish_in_background(transfer)
 
-    def _await_body(self, inbox: Inbox, arrival: Arrival, number: int, requests: list[Any]) -> None:
+    def _await_body(self, inbox: Inbox, arrival: Arrival, number: int, requests: list[Any]) -> Transfer:
         """Ends a message when its body has come, in these requests."""
         src = arrival.envelope.src
         inbox.under_way[src] += 1
@@ -440,6 +445,14 @@ class MpiMessages:
 
         transfer = self._transfers.add(requests, arrival.view, arrived)
         self._arriving[src, number] = (transfer, arrival, inbox)
+        return transfer
+
+    def _finish_in_background(self, transfer: Transfer) -> None:
+        """Has the thread move a body that no receive waits for: its sender does, and this rank may call no MPI soon."""
+        end = self._transfers.end_of(transfer)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call moves it
+                self.move_in_background(end, Deadline(math.inf), lambda: None)
 
     def _cancel(self, arrival: Arrival, error: BaseException, *, called_off: bool = False) -> None:
         """Ends a message whose rest will not come.
