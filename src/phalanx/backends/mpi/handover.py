@@ -1,4 +1,4 @@
-"""Messages that the fast path has begun, and leaves to the general way (see cpp/bindings/mpi_messages.cpp)."""
+"""Messages that the fast path has begun, and leaves to the general way (see cpp/bindings/mpi_messages.hpp)."""
 
 from __future__ import annotations
 

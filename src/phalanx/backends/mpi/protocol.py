@@ -6,7 +6,7 @@ travels inside the head. A longer one stays where it is until the receiver has a
 from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back: a receive
 that has asked for it meanwhile waits for the next message.
 
-Messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.cpp), which speaks the same words
+Messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.hpp), which speaks the same words
 and leaves to `handover` what takes long. Of those that the call does not wait for, short ones are sent at once, and
 longer ones offered at once; the rest is done by a thread that waits for one of them. Until then, or until the
 background thread takes it over, such a message is known to `Inbox.prepared` only.
