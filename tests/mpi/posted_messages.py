@@ -308,6 +308,7 @@ def a_wait_that_ends_leaves_it_under_way(world: px.Group) -> None:
             assert [works[1].wait()[0], works[0].wait()[0]] == [7, 6]
         world.barrier()
     if world.rank == 0:
+        time.sleep(LATE)  # until the other rank's thread looks no more: it would take them in
         sent = [world.isend(np.full(3000, 8.0), 1), world.isend(np.full(3000, 9.0), 1)]
         with pytest.raises(px.Timeout, match="is not done after"):
             sent[0].wait(SOON)

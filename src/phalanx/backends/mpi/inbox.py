@@ -26,6 +26,7 @@ class Inbox:
         self.sending: set[Sending] = set()
         self.ended: BaseException | None = None
         """Why this rank's lane has ended."""
+        self.ended_at = 0.0
         self.prepared: deque[Unposted] = deque()
         """Messages that only the fast path knows, in the order of the calls. No receive is posted before them."""
         self.posting = False

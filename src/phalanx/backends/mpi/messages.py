@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -145,7 +146,7 @@ class MpiMessages:
             if lane in self._closed_lanes:
                 return
             self._closed_lanes.add(lane)
-            inbox.ended = error
+            inbox.ended, inbox.ended_at = error, time.monotonic()
             self._inboxes.pop(lane, None)
             if inbox.prepared:
                 self._ended_inboxes.append(inbox)
@@ -316,11 +317,14 @@ class MpiMessages:
         lock = threading.RLock()
         with lock:
             receive, arrival = inbox.mailbox.adopt(envelope, lock, sink, 0)
-        transfer = self._await_body(inbox, arrival, number, [request])
+        self._await_body(inbox, arrival, number, [request])
         with self._lock:
             ended = inbox.ended
-        if ended is not None:  # the receive has failed, but its sender is not to wait for ever
-            self._finish_in_background(transfer)
+        if ended is not None:
+            # The receive fails, and its memory is the caller's again; but its sender waits until the body has come.
+            while not request.Test() and time.monotonic() < inbox.ended_at + ENDING:
+                os.sched_yield()
+            self._cancel(arrival, ended)
         return receive
 
     def give_back(self, src: int, head: bytes) -> None:
