@@ -4,7 +4,8 @@ A message is announced by a head on a communicator of its own, found by matched 
 lane and carries tag, kind and description, so tags have 63 bits and a sub-group needs nobody's consent. A short payload
 travels inside the head. A longer one stays where it is until the receiver has a place for it and says so; then it goes
 from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back: a receive
-that has asked for it meanwhile waits for the next message.
+that has asked for it meanwhile waits for the next message. A rank that has asked for a message which no receive waits
+for, or whose group it closes, has its background thread take the body: the sender waits until then.
 
 Messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.hpp), which speaks the same words
 and leaves to `handover` what takes long. Of those that the call does not wait for, short ones are sent at once, and

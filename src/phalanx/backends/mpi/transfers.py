@@ -67,7 +67,7 @@ class Transfers:
         return True
 
     def end_of(self, transfer: Transfer) -> PendingTransfer | None:
-        """What is done once a transfer has ended. None if that was asked before, or if it has."""
+        """An operation that is done once a transfer has ended. None if that was asked before, or if it has."""
         with self._lock:
             if transfer.end is not None or transfer not in self._open:
                 return None
