@@ -17,6 +17,18 @@ namespace phalanx {
 namespace nb = nanobind;
 
 class MessageCalls {
+public:
+    struct Message {
+        PlainArray array;
+        ArrayHead head;
+        bool is_tensor = false;
+        int peer = -1;
+        std::int64_t tag = 0;
+        std::int64_t began = monotonic_ns();
+        std::int64_t timeout_ns = 0;
+        std::int64_t longest_ns = 0;  // before the general way goes on
+    };
+
 protected:
     // `mailbox` counts the receives that are posted and the messages that wait, by source; see transports/mailbox.py.
     MessageCalls(nb::object mailbox, nb::object arrays, nb::object recorder, double timeout, std::size_t max_message)
@@ -39,17 +51,6 @@ protected:
 
     private:
         ChannelLock& lock_;
-    };
-
-    struct Message {
-        PlainArray array;
-        ArrayHead head;
-        bool is_tensor = false;
-        int peer = -1;
-        std::int64_t tag = 0;
-        std::int64_t began = monotonic_ns();
-        std::int64_t timeout_ns = 0;
-        std::int64_t longest_ns = 0;  // before the general way goes on
     };
 
     static constexpr std::int64_t handover_ns = 50'000'000;

@@ -21,7 +21,7 @@ namespace {
 
 enum class Message : int { send, recv, isend, irecv };
 constexpr const char* message_names[] = {"send", "recv", "isend", "irecv"};
-constexpr const char* fast_names[] = {"send", "recv", "send_at_once", "prepare"};  // of the fast path's methods
+constexpr const char* fast_names[] = {"send", "recv", "post_send", "prepare_receive"};  // of the fast path's methods
 constexpr int messages = 4;
 
 // What a verb takes, and where its fast path is.
@@ -55,7 +55,7 @@ struct Arguments {
 struct Names {
     nb::str timeout = interned("timeout"), async_op = interned("async_op"), tag = interned("tag"), take_back = interned("_take_back"),
             go_on_sending = interned("_go_on_sending"), go_on_receiving = interned("_go_on_receiving"), sent = interned("_sent"),
-            prepared = interned("_prepared"), worker = interned("_worker"), take = interned("take");
+            prepared_receive = interned("_prepared_receive"), prepared_send = interned("_prepared_send"), worker = interned("_worker"), take = interned("take");
     nb::int_ zero = nb::int_(0);
 
     static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
@@ -170,14 +170,16 @@ nb::object message(const Signature& signature, nb::handle group, nb::handle fast
     }
 }
 
-// The Work of a message that the call does not wait for, where the fast path has sent it, or prepared to receive it.
+// The Work of a message that the call does not wait for, where the fast path has sent it, or prepared it.
 nb::object posted(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
     if (!has_method(fast, signature)) return {};
     const nb::object answer = by_name(signature, fast, a);
     if (answer.is_none() || answer.ptr() == Py_False) return {};
     PyObject* const array = a.given[0];
-    if (static_cast<Message>(signature.verb) == Message::irecv) return nb::getattr(group, names().prepared)(answer, nb::handle(array));
+    if (static_cast<Message>(signature.verb) == Message::irecv)
+        return nb::getattr(group, names().prepared_receive)(answer, nb::handle(array));
     if (answer.ptr() == Py_True) return nb::getattr(group, names().sent)();
+    if (!nb::isinstance<nb::tuple>(answer)) return nb::getattr(group, names().prepared_send)(answer);
     const nb::handle tag = a.tag != nullptr ? nb::handle(a.tag) : nb::handle(names().zero);
     return group.attr("_go_on_sending_later")(nb::handle(array), nb::handle(a.given[1]), tag, nb::handle(a.timeout), *answer);
 }

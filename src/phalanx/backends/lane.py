@@ -29,7 +29,7 @@ from .lane_thread import LaneThread
 from .polling import sleep
 
 if TYPE_CHECKING:
-    from .._core import FastMessages, MpiMessages, Recorder, StreamMessages, WaitPolicy
+    from .._core import FastMessages, MpiMessages, PreparedMpiMessage, Recorder, StreamMessages, WaitPolicy
     from .control_plane import ControlPlane
 
 __all__ = ["Lane", "Unposted", "payload_size"]
@@ -47,10 +47,10 @@ ANSWER_WAIT = 1.0
 
 
 class Unposted(Protocol):
-    """A receive that the fast path has prepared."""
+    """A message that the fast path has prepared."""
 
     def post(self) -> None:
-        """Posts it on its lane, unless its message has come."""
+        """Has its lane go on with it, unless it has ended."""
 
 
 class Lane(ABC):
@@ -135,11 +135,15 @@ class Lane(ABC):
         return None
 
     prepared: deque[Unposted] | None = None
-    """Receives that the fast path has prepared and that are not posted yet, where it can; see `PreparedReceiveWork`."""
+    """Messages that the fast path has prepared and that the lane does not know; see `UnpostedWork`."""
 
     def post_prepared(self) -> None:
-        """Posts them, in the order of the calls."""
+        """Goes on with them, in the order of the calls."""
         return  # most lanes have none
+
+    def take_back_prepared(self, prepared: PreparedMpiMessage) -> None:
+        """Ends one of them whose caller was interrupted."""
+        return
 
     def mailbox_source(self, src: int) -> int:
         """The number by which the mailbox knows a member."""

@@ -1,4 +1,4 @@
-"""Messages that the fast path has begun, and leaves to the general way (see cpp/bindings/mpi_messages.cpp)."""
+"""Messages that the fast path has begun, and leaves to the general way (see cpp/bindings/mpi_messages.hpp)."""
 
 from __future__ import annotations
 
@@ -58,14 +58,12 @@ class Handover:
         """A short message that MPI has, and has not sent yet. It is a copy."""
         return self._messages.go_on_sending(Sending(self._lane, self._inbox, dst, []), request)
 
-    def go_on_offering(self, dst: int, number: int, x: Any, head: bytes) -> Sending:
-        """A message that was offered and not answered yet. `head`: what has come instead of the answer, if anything."""
+    def go_on_offering(self, dst: int, number: int, x: Any) -> Sending:
+        """A message that was offered and not answered yet."""
         sending = Sending(self._lane, self._inbox, dst, [bytes_of(x)])
         sending.number = number
         self._messages.go_on_offering(sending)
         note_handed_over(sending)
-        if head:
-            self.give_back(dst, head)
         return sending
 
     def go_on_sending(self, dst: int, x: Any, request: MpiRequest) -> Sending:
@@ -75,12 +73,16 @@ class Handover:
         return sending
 
     def go_on_receiving(
-        self, src: int, number: int, out: Any, tag: int, description: bytes, request: MpiRequest
+        self, src: int, number: int, out: Any, tag: int, description: bytes, request: MpiRequest, sink: Sink | None
     ) -> Receive:
-        """A message whose sender was told to send the body, which has not come yet."""
+        """A message whose sender was told to send the body, which has not come yet.
+
+        Args:
+            sink: Of `out`, if the receive may take another message after all.
+        """
         view = bytes_of(out)
         envelope = Envelope(src, FrameKind.ARRAY, tag, description, len(view))
-        receive = self._messages.go_on_receiving(self._inbox, envelope, _OneMessage(view), number, request)
+        receive = self._messages.go_on_receiving(self._inbox, envelope, sink or _OneMessage(view), number, request)
         note_handed_over(receive)
         return receive
 

@@ -26,10 +26,11 @@ class Inbox:
         self.sending: set[Sending] = set()
         self.ended: BaseException | None = None
         """Why this rank's lane has ended."""
+        self.ended_at = 0.0
         self.prepared: deque[Unposted] = deque()
-        """Receives that are not in the mailbox yet, in the order of the calls. No other is posted before them."""
+        """Messages that only the fast path knows, in the order of the calls. No receive is posted before them."""
         self.posting = False
-        """True while a thread posts them."""
+        """True while a thread goes on with them."""
 
 
 class Sending(PendingTransfer):

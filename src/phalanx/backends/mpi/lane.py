@@ -18,7 +18,7 @@ from .protocol import INLINE
 
 if TYPE_CHECKING:
     from ..._core import MpiMessages as FastMpiMessages
-    from ..._core import Recorder
+    from ..._core import PreparedMpiMessage, Recorder
     from ..control_plane import ControlPlane
 
 __all__ = ["MpiLane"]
@@ -83,7 +83,11 @@ class MpiLane(Lane):
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         return ()
 
+    def take_back_prepared(self, prepared: PreparedMpiMessage) -> None:
+        self._messages.take_back_prepared(prepared, self.withdraw)
+
     def unsent(self) -> list[PendingTransfer]:
+        self.post_prepared()
         return list(self._inbox.sending)
 
     def wait(self, operations: Sequence[PendingTransfer], deadline: Deadline) -> bool:

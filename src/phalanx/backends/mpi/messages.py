@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
 from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive, Sink
+from ...transports.ring_channel import last_handed_over
 from ...transports.stream import Buffer
 from ...wire.frames import FrameKind
 from ..bounded_set import BoundedSet
@@ -28,7 +30,7 @@ from .sender import PIECE, MpiSender
 from .transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
-    from ..._core import ChannelLock, MpiRequest, Recorder
+    from ..._core import ChannelLock, MpiRequest, PreparedMpiMessage, Recorder
     from ..._core import MpiMessages as FastMpiMessages
 
 __all__ = ["MpiMessages"]
@@ -144,7 +146,7 @@ class MpiMessages:
             if lane in self._closed_lanes:
                 return
             self._closed_lanes.add(lane)
-            inbox.ended = error
+            inbox.ended, inbox.ended_at = error, time.monotonic()
             self._inboxes.pop(lane, None)
             if inbox.prepared:
                 self._ended_inboxes.append(inbox)
@@ -160,6 +162,9 @@ class MpiMessages:
             if goodbye:
                 for dst in inbox.talked - inbox.gone.keys():
                     self._sender.say(dst, Word.GOODBYE, lane)
+            for transfer, _, arriving_at in list(self._arriving.values()):
+                if arriving_at is inbox:
+                    self._finish_in_background(transfer)
         for one in sending:
             if not one.done:
                 one.complete(error)
@@ -250,7 +255,7 @@ class MpiMessages:
         return made
 
     def post_prepared(self, inbox: Inbox) -> None:
-        """Posts the receives of a lane that the fast path has prepared. A thread that waits for one there gives way."""
+        """Goes on with what the fast path of a lane has prepared. A thread that moves messages there gives way."""
         with self._guard:
             if inbox.posting:  # by this thread: it posts one of them
                 return
@@ -263,6 +268,27 @@ class MpiMessages:
                         inbox.prepared.popleft()
             finally:
                 inbox.posting = False
+
+    def take_back_prepared(self, prepared: PreparedMpiMessage, withdraw: Callable[[PendingTransfer], object]) -> None:
+        """Ends a message that the fast path has prepared, and whose caller was interrupted."""
+        with self._guard:
+            operation = prepared.hand_over()
+            last_handed_over()
+        if operation is not None:
+            withdraw(operation)
+
+    def _take_prepared(self, lane: bytes) -> bool:
+        """Goes on with what a fast path has prepared: something has come for it. False if there is nothing."""
+        with self._lock:
+            inbox = self._inboxes.get(lane)
+        if inbox is None or not inbox.prepared:
+            return False
+        if inbox.posting:  # by this thread, which a callback has led here: those that it has come to are left out
+            for one in tuple(inbox.prepared):
+                one.post()
+        else:
+            self.post_prepared(inbox)
+        return True
 
     def _post_all_prepared(self) -> None:
         with self._lock:
@@ -295,6 +321,9 @@ class MpiMessages:
         with self._lock:
             ended = inbox.ended
         if ended is not None:
+            # The receive fails, and its memory is the caller's again; but its sender waits until the body has come.
+            while not request.Test() and time.monotonic() < inbox.ended_at + ENDING:
+                os.sched_yield()
             self._cancel(arrival, ended)
         return receive
 
@@ -350,8 +379,11 @@ class MpiMessages:
         elif word == Word.OFFER:
             self._accept(head)
         elif word in (Word.READY, Word.DROP):
-            self._sender.answered(head.number, Word(word))
+            if not self._sender.answered(head.number, Word(word)) and self._take_prepared(head.lane):
+                self._sender.answered(head.number, Word(word))
         elif word == Word.CUT:
+            if (src, head.number) not in self._arriving:
+                self._take_prepared(head.lane)
             known = self._arriving.get((src, head.number))
             if known is not None:
                 self._cancel(known[1], ChannelClosed(src, "it gave up in the middle of a message"), called_off=True)
@@ -399,10 +431,12 @@ class MpiMessages:
             with self._mpi.lock:
                 requests.append(self._bodies.Irecv([view[start : start + size], self._byte], src, tag))
             start += size
-        self._await_body(inbox, arrival, number, requests)
+        transfer = self._await_body(inbox, arrival, number, requests)
         self._sender.say(src, Word.READY, lane, number)
+        if arrival.owned is not None:
+            self._finish_in_background(transfer)
 
-    def _await_body(self, inbox: Inbox, arrival: Arrival, number: int, requests: list[Any]) -> None:
+    def _await_body(self, inbox: Inbox, arrival: Arrival, number: int, requests: list[Any]) -> Transfer:
         """Ends a message when its body has come, in these requests."""
         src = arrival.envelope.src
         inbox.under_way[src] += 1
@@ -415,6 +449,14 @@ class MpiMessages:
 
         transfer = self._transfers.add(requests, arrival.view, arrived)
         self._arriving[src, number] = (transfer, arrival, inbox)
+        return transfer
+
+    def _finish_in_background(self, transfer: Transfer) -> None:
+        """Has the thread move a body that no receive waits for: its sender does, and this rank may call no MPI soon."""
+        end = self._transfers.end_of(transfer)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # the system has no thread left: the next call moves it
+                self.move_in_background(end, Deadline(math.inf), lambda: None)
 
     def _cancel(self, arrival: Arrival, error: BaseException, *, called_off: bool = False) -> None:
         """Ends a message whose rest will not come.
@@ -442,6 +484,9 @@ class MpiMessages:
     def _end_departed(self) -> bool:
         """Ends the lanes of ranks that have gone, once everything that they sent has come."""
         now = time.monotonic()
+        for _, inbox, _, _ in self._farewells[:]:
+            if inbox.prepared:  # a payload may be on its way to one of them
+                self.post_prepared(inbox)
         with self._lock:
             due = [one for one in self._farewells if one[0] <= now and not one[1].under_way[one[2]]]
             self._farewells = [one for one in self._farewells if one not in due]
@@ -458,11 +503,11 @@ class MpiMessages:
         return self.wait([operation], Deadline(ENDING))
 
     def _go_on(self, sending: Sending) -> None:
-        """Counts a message among those of its lane. Where another thread has ended the lane meanwhile, it ends, too."""
+        """Counts a message among those of its lane. If its lane or its receiver has gone meanwhile, it ends, too."""
         inbox = sending.inbox
         with self._lock:
             inbox.sending.add(sending)
-            ended = inbox.ended
+            ended = inbox.ended or inbox.gone.get(sending.dst)
         sending.on_done(lambda: inbox.sending.discard(sending))
         if ended is not None and not sending.started and self._sender.withdraw_offer(sending):
             sending.complete(ended)

@@ -17,7 +17,7 @@ from ..lane_thread import STOP_WAIT
 from .library import Backoff
 
 if TYPE_CHECKING:
-    from ..._core import Alarm, UnattendedReceives
+    from ..._core import Alarm, UnattendedMessages
 
 __all__ = ["ProgressThread"]
 
@@ -29,7 +29,7 @@ class ProgressThread:
 
     Args:
         progress: Moves what can be moved now; true if anything was.
-        post_prepared: Posts the receives that the fast path has prepared.
+        post_prepared: Goes on with the messages that the fast path has prepared.
     """
 
     def __init__(self, progress: Callable[[], bool | None], post_prepared: Callable[[], None]) -> None:
@@ -41,10 +41,10 @@ class ProgressThread:
         self._alarm: Alarm | PlainAlarm = PlainAlarm() if core is None else core.Alarm()
         self._stopping = False
         self._thread = BackgroundThread(self._run, "phalanx-mpi")
-        self.unattended: UnattendedReceives | None = None
-        """Counts the receives that wait to be posted, where there is a core."""
+        self.unattended: UnattendedMessages | None = None
+        """Counts the prepared messages that no thread waits for, where there is a core."""
         if core is not None:
-            self.unattended = core.UnattendedReceives(self._alarm, self._jobs, self.start)
+            self.unattended = core.UnattendedMessages(self._alarm, self._jobs, self.start)
 
     def start(self) -> None:
         """Starts the thread, unless it was started before."""
@@ -53,7 +53,7 @@ class ProgressThread:
                 self._thread.start()
 
     def hurry(self) -> None:
-        """Has it post what is prepared now."""
+        """Has it go on with what is prepared now."""
         self._alarm.hurry()
 
     def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:

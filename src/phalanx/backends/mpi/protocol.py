@@ -4,12 +4,13 @@ A message is announced by a head on a communicator of its own, found by matched 
 lane and carries tag, kind and description, so tags have 63 bits and a sub-group needs nobody's consent. A short payload
 travels inside the head. A longer one stays where it is until the receiver has a place for it and says so; then it goes
 from the sender's memory straight into the receiver's. What was not asked for yet can still be taken back: a receive
-that has asked for it meanwhile waits for the next message.
+that has asked for it meanwhile waits for the next message. A rank that has asked for a message which no receive waits
+for, or whose group it closes, has its background thread take the body: the sender waits until then.
 
-Synchronous messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.cpp), which speaks the
-same words and leaves to `handover` what takes long. So are short ones that the call does not wait for: they are sent at
-once, and received by the thread that waits. Until then, or until the background thread posts it, such a receive is only
-in `Inbox.prepared`.
+Messages of plain arrays are sent and received by the core (cpp/bindings/mpi_messages.hpp), which speaks the same words
+and leaves to `handover` what takes long. Of those that the call does not wait for, short ones are sent at once, and
+longer ones offered at once; the rest is done by a thread that waits for one of them. Until then, or until the
+background thread takes it over, such a message is known to `Inbox.prepared` only.
 
 ```
 sender                                      receiver

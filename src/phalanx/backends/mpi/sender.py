@@ -90,15 +90,16 @@ class MpiSender:
             self.say(sending.dst, Word.CUT, sending.lane, sending.number)
         return waiting
 
-    def answered(self, number: int, word: Word) -> None:
-        """Sends the body of an offer, or drops it, as the receiver says."""
+    def answered(self, number: int, word: Word) -> bool:
+        """Sends the body of an offer, or drops it, as the receiver says; False if there is no such offer."""
         sending = self.take_offer(number)
         if sending is None:
-            return
+            return False
         if word == Word.READY:
             self._send_body(sending)
         else:
             sending.complete()
+        return True
 
     def say(self, dst: int, word: Word, lane: bytes, number: int = 0) -> None:
         """Sends one word."""

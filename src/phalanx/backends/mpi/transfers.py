@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ...transports.mailbox import PendingTransfer
 from .library import Mpi
 
 __all__ = ["Transfer", "Transfers"]
@@ -14,12 +15,14 @@ __all__ = ["Transfer", "Transfers"]
 class Transfer:
     """Requests that belong together, the memory that they need, and what to do at their end."""
 
-    __slots__ = ("memory", "on_done", "requests")
+    __slots__ = ("end", "memory", "on_done", "requests")
 
     def __init__(self, requests: list[Any], memory: object, on_done: Callable[[], None]) -> None:
         self.requests = requests
         self.memory = memory
         self.on_done = on_done
+        self.end: PendingTransfer | None = None
+        """Done once it has ended, or was given up, where somebody wants to know."""
 
 
 class Transfers:
@@ -59,7 +62,17 @@ class Transfers:
             if transfer not in self._open:
                 return False
             self._open.remove(transfer)
-            return True
+        if transfer.end is not None:
+            transfer.end.complete()
+        return True
+
+    def end_of(self, transfer: Transfer) -> PendingTransfer | None:
+        """An operation that is done once a transfer has ended. None if that was asked before, or if it has."""
+        with self._lock:
+            if transfer.end is not None or transfer not in self._open:
+                return None
+            transfer.end = PendingTransfer()
+            return transfer.end
 
     def unfinished(self) -> list[Transfer]:
         """The transfers that have not ended."""

@@ -13,7 +13,7 @@ from ...transports.ring_channel import last_handed_over
 from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, adapt, adapt_out, empty, make, to_host
 from ..work import Work
-from .message_runner import receiving, sending
+from .message_runner import exchanging, receiving, sending
 from .prepared import PreparedMessages
 from .sinks import ArraySink
 
@@ -112,7 +112,7 @@ class ArrayMessages(PreparedMessages):
 
     def _exchange_buffered(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
-    ) -> tuple[PendingTransfer | bool, bool]:
+    ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
         """Sends a short array by the fast path, without waiting for its receiver, and takes the one that comes for it.
 
         Nothing is sent if the general way might refuse to receive.
@@ -133,8 +133,7 @@ class ArrayMessages(PreparedMessages):
             raise
         if answer is not True:
             return answer[0] or False if answer else False, False
-        what = f"sendrecv(dst={dst}, src={src}{f', tag={tag}' if tag else ''})"
-        return True, self._receive_at_once(what, out, "numpy", src, tag, deadline)
+        return True, self._receive_at_once(exchanging(dst, src, tag), out, "numpy", src, tag, deadline)
 
     def _fast_for(self, host: Adapted) -> Any:
         """The fast path, if it takes such an array: it knows no dtypes that NumPy lacks."""

@@ -20,7 +20,7 @@ from ..tracking.journal import Entry
 from ..work import Work
 from .sinks import ArraySink, NewArraySink, ObjectSink
 
-__all__ = ["AnySink", "MessageRunner", "receiving", "sending"]
+__all__ = ["AnySink", "MessageRunner", "exchanging", "receiving", "sending"]
 
 LOOK = 1.0
 """Seconds after which a wait looks whether it can ever end."""
@@ -269,3 +269,9 @@ def receiving(verb: str, src: int | None, tag: int) -> str:
     """A receive as errors show it."""
     source = "any" if src is None else str(src)
     return f"{verb}(src={source}, tag={tag})" if tag else f"{verb}(src={source})"
+
+
+def exchanging(dst: int, src: int | None, tag: int) -> str:
+    """A `sendrecv` as errors show it."""
+    source = "any" if src is None else str(src)
+    return f"sendrecv(dst={dst}, src={source}, tag={tag})" if tag else f"sendrecv(dst={dst}, src={source})"

@@ -14,6 +14,7 @@ from ..data.arrays import adapt, adapt_out, share_memory, to_host
 from ..data.overlap import exchanged
 from ..work import Work
 from .array_messages import ArrayMessages
+from .message_runner import exchanging
 from .sinks import ArraySink, NewArraySink
 
 __all__ = ["PointToPoint"]
@@ -228,9 +229,11 @@ class PointToPoint(ArrayMessages):
             As `send` and `recv`.
         """
         began = time.monotonic()
-        exchange = self._exchange_buffered if self._messages.prepared is None else self._exchange_at_once
+        exchange = self._exchange_buffered if self._messages.prepared is None else self._exchange_prepared
         started, received = exchange(x, dst, out, src, tag, timeout)
         if received:
+            if started is not True or received is not True:
+                self._finish_exchange([started, received], dst, src, tag, began, timeout)
             return out
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
@@ -245,8 +248,7 @@ class PointToPoint(ArrayMessages):
             sink = self._sink_for(target)
         deadline = self._deadline(timeout)
         deadline.at = began + deadline.seconds
-        source = "any" if src is None else src
-        what = f"sendrecv(dst={dst}, src={source}{f', tag={tag}' if tag else ''})"
+        what = exchanging(dst, src, tag)
         if adapted.empty is not None and adapted.array.nbytes <= BUFFERED and isinstance(sink, ArraySink):
             adapted = to_host(adapted, write=False)
             started = self._start_fast(adapted, dst, tag, deadline)

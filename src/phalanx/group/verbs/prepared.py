@@ -1,7 +1,7 @@
-"""Receives that the core has prepared: the thread that waits for one takes its message, as a synchronous receive does.
+"""Messages that the core has prepared: the thread that waits for one moves it, as it would a synchronous one.
 
-One that no thread waits for within a moment is posted by the lane's background thread. So is one that lasts, and one
-that another receive of the group must not overtake.
+One that no thread waits for within a moment is left to the lane's background thread. So is one that lasts, and one that
+another message of the group must not overtake.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from ...backends.lane import Unposted
 from ...deadline import Deadline
+from ...errors import ChannelClosed
 from ...frames import hide_frames
 from ...transports.mailbox import PendingTransfer
+from ...transports.ring_channel import last_handed_over
 from ..data.arrays import adapt_out
+from ..tracking.journal import Entry
 from ..work import NEVER_HELD_LONG, Work
 from .lending import LentMessages
-from .message_runner import receiving
+from .message_runner import exchanging, receiving, sending
 
 if TYPE_CHECKING:
-    from ..._core import MpiMessages, PreparedReceive
+    from ..._core import MpiMessages, PreparedMpiMessage
 
-__all__ = ["PreparedMessages", "PreparedReceiveWork", "SentWork"]
+__all__ = ["PreparedMessages", "PreparedReceiveWork", "PreparedSendWork", "SentWork"]
 
 
 class SentWork(Work[None]):
@@ -38,24 +39,26 @@ class SentWork(Work[None]):
     __init__ = object.__init__
 
 
-class PreparedReceiveWork(Work[Any]):
-    """A receive on the fast path, which is not posted yet.
+class UnpostedWork(Work[Any]):
+    """A message on the fast path, which the lane does not know yet.
 
     Args:
-        group: Lives on until the receive is posted, or has ended.
-        out: The array that is filled.
-        line: Of the lane; has this work until it is posted, or has ended.
+        group: Lives on until the lane knows the message, or it has ended.
+        result: Of the message.
+        line: Of the lane; has this work until then.
     """
 
-    _operation = "recv"
     _lock = NEVER_HELD_LONG
-    """Until it is posted: no thread sleeps on it before, and no callback waits for it."""
+    """Until the lane knows it: no thread sleeps on it before, and no callback waits for it."""
+    _posting = False
 
-    def __init__(self, group: PreparedMessages, prepared: PreparedReceive, out: Any, line: deque[Unposted]) -> None:
+    def __init__(
+        self, group: PreparedMessages, prepared: PreparedMpiMessage, result: Any, line: deque[Unposted]
+    ) -> None:
         # Without the base's, which takes as long as the message.
         self._group: PreparedMessages | None = group
-        self._prepared: PreparedReceive | None = prepared
-        self._result = out
+        self._prepared: PreparedMpiMessage | None = prepared
+        self._result = result
         self._line = line
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -66,7 +69,7 @@ class PreparedReceiveWork(Work[Any]):
                     self._end()
                     return self._result
             except BaseException as error:
-                group._messages.post_prepared()  # the receive goes on
+                group._messages.post_prepared()  # the message goes on
                 hide_frames(error)
                 raise
         return super().wait(timeout)
@@ -76,23 +79,28 @@ class PreparedReceiveWork(Work[Any]):
         super().add_done_callback(callback)
 
     def post(self) -> None:
-        """Posts it on the lane, unless its message has come. Called by the lane, with its lock held."""
+        """Has the lane go on with it, unless it has ended. Called by the lane, with its lock held."""
         group, prepared = self._group, self._prepared
-        if group is None or prepared is None:
+        if group is None or prepared is None or self._posting:
             return
-        if prepared.ended:  # in another thread, which is about to note it
+        self._posting = True
+        if prepared.ended:  # in another thread, which is about to note it, or by one that waited for another message
+            prepared.run()
             self._done = True
         elif not self._done:  # else an interrupt has come after it was posted
             self._lock = threading.Lock()
             try:
-                group._post_prepared(self, prepared)
+                self._post(group, prepared)
             except Exception as error:
                 self._finish(error=error)
         prepared.leave()
         self._group = self._prepared = None
 
+    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+        raise NotImplementedError
+
     def _end(self) -> None:
-        """Its message is in the array."""
+        """It has ended well."""
         self._done = True
         self._group = self._prepared = None
         line = self._line
@@ -109,62 +117,125 @@ class PreparedReceiveWork(Work[Any]):
         group = self._group
         if group is not None:
             if group._backend.forked:
-                group._backend.check_usable()  # raises: the receive is the parent's
+                group._backend.check_usable()  # raises: the message is the parent's
             group._messages.post_prepared()
 
 
+class PreparedReceiveWork(UnpostedWork):
+    """A receive that is not posted yet. Its result is the array that is filled."""
+
+    _operation = "recv"
+
+    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+        group._post_receive(self, prepared)
+
+
+class PreparedSendWork(UnpostedWork):
+    """A long array that was offered to its receiver, who has not asked for it yet."""
+
+    _operation = "send"
+
+    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+        group._post_send(self, prepared)
+
+
 class PreparedMessages(LentMessages):
-    """Prepares receives, and goes on with those that the core cannot finish."""
+    """Prepares messages, and goes on with those that the core cannot finish."""
 
     _sent = staticmethod(SentWork)
     """The work of a message that the core has sent at once."""
 
-    def _prepared(self, prepared: PreparedReceive, out: Any) -> PreparedReceiveWork:
+    def _prepared_receive(self, prepared: PreparedMpiMessage, out: Any) -> PreparedReceiveWork:
         """The work of a receive that the core has prepared."""
         line = self._messages.prepared
         assert line is not None
         work = PreparedReceiveWork(self, prepared, out, line)
         try:
             line.append(work)
+            prepared.begin()
             return work
         except BaseException:  # Ctrl-C: no caller will ever wait for it
-            if work in line:
-                line.remove(work)
-            prepared.leave()
+            self._take_back_prepared(work, prepared)
             raise
 
-    def _exchange_at_once(
+    def _prepared_send(self, prepared: PreparedMpiMessage) -> PreparedSendWork:
+        """The work of a send that the core has prepared, and now begins."""
+        line = self._messages.prepared
+        assert line is not None
+        work = PreparedSendWork(self, prepared, None, line)
+        try:
+            line.append(work)  # before another thread can hear the answer
+            prepared.begin()
+            return work
+        except BaseException:  # as above, or MPI has refused it
+            self._take_back_prepared(work, prepared)
+            raise
+
+    def _take_back_prepared(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+        line = self._messages.prepared
+        if line is not None and work in line:
+            line.remove(work)
+            self._messages.take_back_prepared(prepared)
+        elif work._withdraw is not None:  # another thread has posted it
+            work._withdraw(ChannelClosed(self._world_rank, "its caller was interrupted"))
+
+    def _exchange_prepared(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
-    ) -> tuple[PendingTransfer | bool, bool]:
-        """Sends a short array by the fast path, and takes the one that comes for it.
+    ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
+        """Sends an array by the fast path, and takes the one that comes for it.
 
         Returns:
-            Whether it is sent, or what goes on sending it; and whether the other has come.
+            Whether it is sent, and whether the other has come; or what goes on with them.
         """
-        plain = type(x) is np.ndarray and type(out) is np.ndarray and self._messages.prepared is not None
-        if not plain or self._fast_messages is None or np.may_share_memory(x, out):
+        fast = cast("MpiMessages | None", self._fast_messages)
+        incoming = None if fast is None else fast.prepare_receive(out, src, tag, timeout)
+        if fast is None or incoming is None:
             return False, False
-        fast = cast("MpiMessages", self._fast_messages)
-        prepared = fast.prepare(out, src, tag, timeout)
-        if prepared is None:
-            return False, False
+        outgoing = None
         try:
-            sent = fast.send_at_once(x, dst, tag, timeout)
-            if isinstance(sent, bool):
-                return sent, sent and prepared.run()
-            return sent[0] or False, False
+            outgoing = fast.prepare_send(x, dst, tag, timeout)
+            if outgoing is None or outgoing.overlaps(incoming):
+                return False, False
+            if outgoing.exchange(incoming):
+                return True, True
+            last_handed_over()
+            return outgoing.ended or outgoing.operation or False, incoming.ended or incoming.operation or False
+        except BaseException:
+            last_handed_over()
+            for operation in (None if outgoing is None else outgoing.operation, incoming.operation):
+                if operation is not None:
+                    self._messages.withdraw(operation)
+            raise
         finally:
-            prepared.leave()
+            incoming.leave()
+            if outgoing is not None:
+                outgoing.leave()
 
-    def _post_prepared(self, work: PreparedReceiveWork, prepared: PreparedReceive) -> None:
-        src, tag = prepared.src, prepared.tag
+    def _finish_exchange(
+        self,
+        parts: list[PendingTransfer | bool],
+        dst: int,
+        src: int | None,
+        tag: int,
+        began: float,
+        timeout: float | None,
+    ) -> None:
+        """Waits for what the fast path has left of an exchange."""
+        deadline = self._deadline(timeout)
+        deadline.at = began + deadline.seconds
+        under_way = [part for part in parts if not isinstance(part, bool)]
+        entry = self._journal.begin(exchanging(dst, src, tag), src)
+        self._complete(entry, under_way, deadline, self._sources(src))
+
+    def _post_receive(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+        src, tag = prepared.peer, prepared.tag
         sink = self._sink_for(adapt_out(work._result))
-        deadline = Deadline(prepared.seconds)
-        deadline.at = prepared.began + prepared.seconds
-        entry = self._journal.begin(receiving("recv", src, tag), src, posted=True)
-        entry.caller, entry.began = prepared.site, prepared.began
+        deadline, entry = self._account_of(prepared, receiving("recv", src, tag))
         try:
-            receive = self._messages.post(src, tag, sink)
+            receive = prepared.hand_over(sink)
+            last_handed_over()
+            if receive is None:
+                receive = self._messages.post(src, tag, sink)
             self._in_background(
                 entry, receive, deadline, [src], lambda: self._received(entry, receive, sink, src), work=work
             )
@@ -172,3 +243,23 @@ class PreparedMessages(LentMessages):
             self._forget(sink)
             entry.end(failed=True)
             raise
+
+    def _post_send(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+        dst = prepared.peer
+        deadline, entry = self._account_of(prepared, sending("send", dst, prepared.tag))
+        try:
+            prepared.begin()
+            operation = prepared.hand_over()
+            last_handed_over()
+            self._in_background(entry, operation, deadline, [dst], lambda: None, work=work)
+        except BaseException:
+            entry.end(failed=True)
+            raise
+
+    def _account_of(self, prepared: PreparedMpiMessage, what: str) -> tuple[Deadline, Entry]:
+        """The deadline of a prepared message, and its entry in the journal, both since it was called."""
+        deadline = Deadline(prepared.seconds)
+        deadline.at = prepared.began + prepared.seconds
+        entry = self._journal.begin(what, prepared.peer, prepared.bytes, posted=True)
+        entry.caller, entry.began = prepared.site, prepared.began
+        return deadline, entry
