@@ -317,18 +317,24 @@ public:
     // True once it was begun.
     bool begun() const noexcept { return begun_; }
 
-    // Begins it for its handle: in its turn, in whatever thread. It has ended then, or the handle goes on with it.
+    // Begins it for its handle: in its turn, in whatever thread. It has ended then, or the handle goes on with it. Raises only what
+    // a signal handler has raised: then it stands in line again.
     void run(nb::handle handle) {
-        run_and_end(handle, [&] {
-            nb::object answer;
-            {
-                const CallSite::Lent lent(site_);
-                answer = move();
-            }
-            if (answer.ptr() == Py_True) return true;
+        nb::object answer = std::exchange(rest, nb::none());
+        try {
+            const CallSite::Lent lent(site_);
+            if (answer.is_none()) answer = try_to_move();
+        } catch (const nb::python_error& raised) {
+            if (is_put_back(handle, raised)) throw;
+            take_back();
+            run_and_end(handle, []() -> bool { throw; });
+            begun_ = true;
+            return;
+        }
+        if (answer.ptr() == Py_True)
+            run_and_end(handle, [] { return true; });
+        else
             in_interpreter([&] { return handle.attr("go_on")(answer); });
-            return false;
-        });
         begun_ = true;
     }
 
@@ -338,23 +344,36 @@ public:
         return wait_for(handle, [&] { run(handle); });
     }
 
-    // As FastMessages say it: False if nothing has happened.
+    // In the call itself, without a handle. As FastMessages say it: False if nothing has happened.
     nb::object move() const {
+        try {
+            return try_to_move();
+        } catch (const nb::python_error&) {
+            take_back();
+            throw;
+        }
+    }
+
+private:
+    nb::object try_to_move() const {
         const nb::object messages = nb::getattr(group, names().fast_messages);
         if (messages.is_none()) return nb::bool_(false);
         PyObject* const arguments[] = {messages.ptr(), memory.ptr(), peer.ptr(), tag.ptr(), Py_None};
         const nb::object& verb = sends ? names().send : names().recv;
         nb::object answer =
             in_interpreter([&] { return nb::steal(PyObject_VectorcallMethod(verb.ptr(), arguments, 5, nullptr)); });
-        if (!answer.is_valid()) {
-            nb::python_error raised;
-            in_interpreter([&] { return group.attr("_take_back")(); });
-            throw raised;
-        }
+        if (!answer.is_valid()) throw nb::python_error();
         return answer;
     }
 
-private:
+    void take_back() const {
+        in_interpreter([&] { return group.attr("_take_back")(); });
+    }
+
+    static bool is_put_back(nb::handle handle, const nb::python_error& raised) {
+        return nb::cast<bool>(in_interpreter([&] { return handle.attr("put_back")(raised.value()); }));
+    }
+
     struct Names {
         nb::object fast_messages = nb::steal(PyUnicode_InternFromString("_fast_messages"));
         nb::object send = nb::steal(PyUnicode_InternFromString("send"));
@@ -374,6 +393,7 @@ public:
     nb::object peer, tag;
     nb::object tensors;  // a list with the tensor
     bool sends;
+    nb::object rest = nb::none();  // what FastMessages have said, if an interrupt has come before the handle could go on with it
 };
 
 }  // namespace phalanx

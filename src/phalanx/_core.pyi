@@ -649,6 +649,7 @@ class PreparedCall(OperationInLine):
     def run(self, handle: Any) -> None: ...
 
 class PreparedMessage(OperationInLine):
+    rest: Any
     @property
     def group(self) -> Any: ...
     @property

@@ -33,3 +33,9 @@ class Line(Protocol):
 
     def drive(self, operation: InLine) -> None:
         """Runs the operations in line up to this one, in the caller's thread."""
+
+    def put_back(self, operation: InLine) -> None:
+        """Makes an operation the next one again, which was interrupted before it had begun. In its turn."""
+
+    def leave(self, operation: InLine) -> bool:
+        """Takes an operation out of the line; False if it has begun."""

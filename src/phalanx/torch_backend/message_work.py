@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.distributed_c10d as c10d
 
 from ..background_thread import BackgroundThread
-from ..errors import UsageError
+from ..errors import PhalanxError, UsageError
 from ..group.tracking import call_site
+from ..transports.ring_channel import last_handed_over
 from .errors import translated
 from .line import Line
 from .message_rest import rest_of
@@ -58,17 +60,21 @@ class MessageWork(UnfinishedWork):
 
     def wait(self, timeout: Any = None) -> bool:
         """As the base. An interrupt takes back what `dist.recv` waits for, as Phalanx's own `recv` does: nobody has its
-        handle, and it must not take the message that the next receive is for. What the program has a handle of goes on.
+        handle, and it must not take the message that the next receive is for. What the program has a handle of goes on,
+        and so does a `dist.send`: a part of its message may be on its way.
         """
         try:
             return super().wait(timeout)
-        except Exception:
-            raise
         except BaseException as error:
-            withdraw = None if self._work is None else self._work._withdraw
-            if withdraw is not None and _is_called_by_recv():
-                withdraw(UsageError(f"the receive was taken back after {type(error).__name__}"))
+            if error is not self._error and not self._ended and _is_called_by_recv():
+                self._take_back(UsageError(f"the receive was taken back after {type(error).__name__}"))
             raise
+
+    def _take_back(self, reason: UsageError) -> None:
+        if self._work is None and self._line.leave(self):
+            self._end(reason)
+        elif self._work is not None and self._work._withdraw is not None:
+            self._work._withdraw(reason)
 
     def source_rank(self) -> int:
         if self._source < 0:
@@ -87,7 +93,7 @@ class MessageWork(UnfinishedWork):
 
     def run(self) -> None:
         """Begins it. Called once, in its turn; takes some milliseconds at most, whatever the other rank does."""
-        begin, self._begin = self._begin, None
+        begin = self._begin
         assert begin is not None
         try:
             call_site.lend(self._site)
@@ -100,8 +106,22 @@ class MessageWork(UnfinishedWork):
             else:
                 self._work.add_done_callback(self._heard)
         except BaseException as failure:
+            if self._work is None and self.put_back(failure):
+                raise
             self._end(translated(failure))
+        self._begin = None
         self.begun = True
+
+    def put_back(self, error: BaseException) -> bool:
+        """Puts the message in line again, if what ended its beginning is no error of its own.
+
+        It was raised by the handler of a signal, then, in the thread that waits: that wait ends, and the message, of
+        which nothing has happened, goes on without it.
+        """
+        if not _is_of_a_signal(error):
+            return False
+        self._line.put_back(self)
+        return True
 
     def _heard(self, work: GroupWork[Any]) -> None:
         try:
@@ -125,7 +145,7 @@ class MessageWork(UnfinishedWork):
             if not self._wait_for_end(seconds):
                 raise self._too_long(seconds)
         if self._work is not None and not self._ended:
-            with contextlib.suppress(Exception):  # the same is heard below, in torch's words
+            with contextlib.suppress(PhalanxError):  # the same is heard below, in torch's words
                 self._work.wait()
         self._wait_for_end(None)  # another thread may be about to say so
 
@@ -151,12 +171,27 @@ class PreparedMessageWork(OpenedLate, MessageWork):
         Args:
             answer: What `FastMessages` says of it.
         """
-        self._open()
         try:
+            self._open()
             self._work = rest_of(self._call, answer)
             self._work.add_done_callback(self._heard)
         except BaseException as failure:
+            if (not self._call.is_open or self._work is None) and self.put_back(failure, answer):
+                raise
             self._end(translated(failure))
+
+    def put_back(self, error: BaseException, answer: Any = None) -> bool:
+        """As the base.
+
+        Args:
+            answer: What the core has said before `error`, if anything.
+        """
+        if not _is_of_a_signal(error):
+            return False
+        operation = last_handed_over()
+        self._call.rest = answer if operation is None else (operation,)
+        self._call.runner.put_back(self)
+        return True
 
     def _set_up(self, tensors: Any) -> None:
         super()._set_up(tensors)
@@ -164,6 +199,11 @@ class PreparedMessageWork(OpenedLate, MessageWork):
         self._finish = None
         self._work = None
         self._source = -1 if self._call.sends else self._call.peer
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether the handler of a signal may have raised it: they run in the main thread alone."""
+    return not isinstance(error, PhalanxError) and threading.current_thread() is threading.main_thread()
 
 
 def _is_called_by_recv() -> bool:

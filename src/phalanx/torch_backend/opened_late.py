@@ -19,7 +19,8 @@ else:
 
 __all__ = ["OpenedLate"]
 
-_opening = threading.Lock()
+_opening = threading.RLock()
+"""The handler of a signal may open another handle meanwhile."""
 
 
 class OpenedLate(_Base):

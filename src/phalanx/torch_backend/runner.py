@@ -123,6 +123,19 @@ class Runner:
             if ran is operation:
                 return
 
+    def put_back(self, operation: InLine) -> None:
+        """Makes an operation the next one again, which was interrupted before it had begun. In its turn."""
+        self._line.appendleft(operation)
+        self.attend(at_once=True)
+
+    def leave(self, operation: InLine) -> bool:
+        """Takes an operation out of the line; False if it has begun."""
+        try:
+            self._line.remove(operation)
+        except ValueError:
+            return False
+        return True
+
     @property
     def idle(self) -> bool:
         """Whether nothing is in line, or has just been taken from it."""

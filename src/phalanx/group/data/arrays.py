@@ -273,7 +273,7 @@ def _foreign(x: Any) -> npt.NDArray[Any] | None:
         raise UnsupportedArray(f"this {kind.__name__} cannot be read as an array: {error}") from None
     try:
         return np.asarray(view)
-    except Exception as error:  # a format that NumPy does not know
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:  # a format that NumPy does not know
         raise UnsupportedArray(f"this {kind.__name__} of format {view.format!r} cannot be sent: {error}") from None
 
 
