@@ -320,7 +320,7 @@ public:
     // Begins it for its handle: in its turn, in whatever thread. It has ended then, or the handle goes on with it. Raises only what
     // a signal handler has raised: then it stands in line again.
     void run(nb::handle handle) {
-        nb::object answer = std::exchange(rest, nb::none());
+        nb::object answer = std::exchange(rest_, nb::none());
         try {
             const CallSite::Lent lent(site_);
             if (answer.is_none()) answer = try_to_move();
@@ -334,13 +334,13 @@ public:
         if (answer.ptr() == Py_True)
             run_and_end(handle, [] { return true; });
         else
-            in_interpreter([&] { return handle.attr("go_on")(answer); });
+            go_on(handle, answer);
         begun_ = true;
     }
 
     // The other rank may wait for what stands in the line of the other direction: then the handle sees to that first.
     bool wait(nb::handle handle) {
-        if (!ended() && !other_line_->is_empty()) return false;
+        if (!ended() && (begun_ || !other_line_->is_empty())) return false;
         return wait_for(handle, [&] { run(handle); });
     }
 
@@ -370,9 +370,34 @@ private:
         in_interpreter([&] { return group.attr("_take_back")(); });
     }
 
-    static bool is_put_back(nb::handle handle, const nb::python_error& raised) {
-        return nb::cast<bool>(in_interpreter([&] { return handle.attr("put_back")(raised.value()); }));
+    // Has the handle go on with it. What that raises was raised by a signal handler.
+    void go_on(nb::handle handle, const nb::object& answer) {
+        try {
+            in_interpreter([&] { return handle.attr("go_on")(answer); });
+        } catch (const nb::python_error&) {
+            put_back(handle, answer);
+            throw;
+        }
     }
+
+    // Whether it was a signal handler that has raised this: then it stands in line again.
+    bool is_put_back(nb::handle handle, const nb::python_error& raised) {
+        nb::object answer = nb::bool_(false);
+        try {
+            answer = in_interpreter([&] { return handle.attr("after")(raised.value()); });
+        } catch (const nb::python_error&) {  // the next signal
+        }
+        if (answer.is_none()) return false;
+        put_back(handle, answer);
+        return true;
+    }
+
+    void put_back(nb::handle handle, const nb::object& answer) {
+        rest_ = answer;
+        line_->put_back(handle);
+    }
+
+    nb::object rest_ = nb::none();  // what FastMessages have said, if an interrupt has come before the handle could go on with it
 
     struct Names {
         nb::object fast_messages = nb::steal(PyUnicode_InternFromString("_fast_messages"));
@@ -393,7 +418,6 @@ public:
     nb::object peer, tag;
     nb::object tensors;  // a list with the tensor
     bool sends;
-    nb::object rest = nb::none();  // what FastMessages have said, if an interrupt has come before the handle could go on with it
 };
 
 }  // namespace phalanx

@@ -152,6 +152,7 @@ public:
         waiting_ = state[0];
         append_ = nb::getattr(waiting_, "append");
         take_first_ = nb::getattr(waiting_, "popleft");
+        put_first_ = nb::getattr(waiting_, "appendleft");
         is_locked_ = nb::getattr(turn, "locked");
         acquire_ = nb::getattr(turn, "acquire");
         release_ = nb::getattr(turn, "release");
@@ -167,9 +168,7 @@ public:
 
     // Takes an operation out of the line, and the turn for it, if it is the next one and nothing runs.
     bool try_enter_for(nb::handle operation) const {
-        if (is_empty()) return false;
-        const nb::object first = nb::steal(PySequence_GetItem(waiting_.ptr(), 0));
-        if (first.ptr() != operation.ptr() || !is_turn_taken()) return false;
+        if (!is_next(operation) || !is_turn_taken()) return false;
         vectorcall(take_first_, {});  // still that one: nothing above lets another thread run
         return true;
     }
@@ -181,6 +180,15 @@ public:
         if (at_once || !looks) in_interpreter([&] { return runner.attr("attend")(at_once); });
     }
 
+    // Makes an operation the next one again, which was interrupted before it had begun. In its turn.
+    void put_back(nb::handle operation) const {
+        if (!is_next(operation)) vectorcall(put_first_, {operation.ptr()});
+        try {
+            in_interpreter([&] { return runner.attr("attend")(true); });
+        } catch (const nb::python_error&) {  // the next signal: whoever waits for the operation runs it, too
+        }
+    }
+
     // Seconds that an operation may take.
     double limit() const { return nb::cast<double>(nb::getattr(runner, "default")); }
 
@@ -188,9 +196,12 @@ public:
     const nb::object runner;
 
 private:
+    bool is_next(nb::handle operation) const {
+        return !is_empty() && nb::steal(PySequence_GetItem(waiting_.ptr(), 0)).ptr() == operation.ptr();
+    }
     bool is_turn_taken() const { return vectorcall(acquire_, {Py_False}).ptr() == Py_True; }
 
-    nb::object torch_object_, waiting_, append_, take_first_, is_locked_, acquire_, release_;
+    nb::object torch_object_, waiting_, append_, take_first_, put_first_, is_locked_, acquire_, release_;
     nb::object alert_ = nb::steal(PyUnicode_InternFromString("_alert")), away_ = nb::steal(PyUnicode_InternFromString("_away"));
 };
 

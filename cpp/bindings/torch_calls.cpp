@@ -65,7 +65,6 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_ro("peer", &PreparedMessage::peer)
         .def_ro("tag", &PreparedMessage::tag)
         .def_ro("sends", &PreparedMessage::sends)
-        .def_rw("rest", &PreparedMessage::rest, nb::arg().none())
         .def_prop_ro("site", &PreparedMessage::site, nb::rv_policy::reference_internal);
     nb::class_<TorchCalls>(m, "TorchCalls", "The simple calls of a process group of torch; see phalanx.torch_backend.fast_calls.")
         .def(nb::init<const nb::object&, nb::object, const nb::list&, std::size_t, std::size_t, std::size_t>(), nb::arg("torch"),

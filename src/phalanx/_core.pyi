@@ -649,7 +649,6 @@ class PreparedCall(OperationInLine):
     def run(self, handle: Any) -> None: ...
 
 class PreparedMessage(OperationInLine):
-    rest: Any
     @property
     def group(self) -> Any: ...
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,8 @@ _HANDLES = (FinishedWork, PreparedWork, PreparedMessageWork)
 """The handles that the core makes: of operations that are done, of collectives and of messages in line."""
 _KEPT = 32 << 20
 """Bytes of memory that a group keeps."""
+_groups: weakref.WeakSet[GroupBase] = weakref.WeakSet()
+"""Those that exist."""
 
 
 class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed here
@@ -64,6 +68,15 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         """For messages that are sent, and for those that are received: neither may hold up the other."""
         self.fast_calls = calls_of(group, [self._runner, *self._lines], _HANDLES)
         """The core's way of simple calls, if there is one."""
+        _groups.add(self)
+        # Once more for each, because the last function registered runs first: before the world is closed.
+        atexit.unregister(_finish_at_exit)
+        atexit.register(_finish_at_exit)
+
+    def finish(self) -> None:
+        """Runs the collectives that are in line, and begins the messages."""
+        for line in (self._runner, *self._lines):
+            line.drain()
 
     def does_itself(self, device_type: str) -> bool:
         """Whether operations on that type of device are Phalanx's own, not those of another group of torch."""
@@ -168,3 +181,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed 
         if self.device_groups[kind] is None:
             raise UnsupportedArray(f"the group for tensors on {device} is still being made")
         return self.device_groups[kind]
+
+
+def _finish_at_exit() -> None:
+    """Does what the program has begun and has not waited for: the other ranks may."""
+    for group in list(_groups):
+        if not group.group._backend.forked:
+            group.finish()

@@ -19,7 +19,10 @@ class InLine(Protocol):
         """Whether `call_back` has something to do."""
 
     def run(self) -> None:
-        """Does the operation, or begins it, and keeps its error. The line calls this once, in the operation's turn."""
+        """Does the operation, or begins it, and keeps its error. The line calls this once, in the operation's turn.
+
+        Raises only what a signal handler has raised, of an operation that has not begun: then it is called again.
+        """
 
     def call_back(self) -> None:
         """Runs callbacks that wait for the operation's end. They may issue operations, so its turn is over by then."""
@@ -33,9 +36,6 @@ class Line(Protocol):
 
     def drive(self, operation: InLine) -> None:
         """Runs the operations in line up to this one, in the caller's thread."""
-
-    def put_back(self, operation: InLine) -> None:
-        """Makes an operation the next one again, which was interrupted before it had begun. In its turn."""
 
     def leave(self, operation: InLine) -> bool:
         """Takes an operation out of the line; False if it has begun."""

@@ -106,22 +106,12 @@ class MessageWork(UnfinishedWork):
             else:
                 self._work.add_done_callback(self._heard)
         except BaseException as failure:
-            if self._work is None and self.put_back(failure):
-                raise
+            if self._work is None and _is_of_a_signal(failure):
+                self._line.hurry()
+                raise  # nothing has happened: it goes on without the wait that was interrupted
             self._end(translated(failure))
         self._begin = None
         self.begun = True
-
-    def put_back(self, error: BaseException) -> bool:
-        """Puts the message in line again, if what ended its beginning is no error of its own.
-
-        It was raised by the handler of a signal, then, in the thread that waits: that wait ends, and the message, of
-        which nothing has happened, goes on without it.
-        """
-        if not _is_of_a_signal(error):
-            return False
-        self._line.put_back(self)
-        return True
 
     def _heard(self, work: GroupWork[Any]) -> None:
         try:
@@ -176,22 +166,16 @@ class PreparedMessageWork(OpenedLate, MessageWork):
             self._work = rest_of(self._call, answer)
             self._work.add_done_callback(self._heard)
         except BaseException as failure:
-            if (not self._call.is_open or self._work is None) and self.put_back(failure, answer):
-                raise
+            if _is_of_a_signal(failure) and not (self._call.is_open and self._work is not None):
+                raise  # the core puts it in line again
             self._end(translated(failure))
 
-    def put_back(self, error: BaseException, answer: Any = None) -> bool:
-        """As the base.
-
-        Args:
-            answer: What the core has said before `error`, if anything.
-        """
+    def after(self, error: BaseException) -> Any:
+        """What to go on with after an error that the core has met; None if the message has failed by it."""
         if not _is_of_a_signal(error):
-            return False
+            return None
         operation = last_handed_over()
-        self._call.rest = answer if operation is None else (operation,)
-        self._call.runner.put_back(self)
-        return True
+        return False if operation is None else (operation,)
 
     def _set_up(self, tensors: Any) -> None:
         super()._set_up(tensors)

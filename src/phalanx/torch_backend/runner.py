@@ -123,11 +123,6 @@ class Runner:
             if ran is operation:
                 return
 
-    def put_back(self, operation: InLine) -> None:
-        """Makes an operation the next one again, which was interrupted before it had begun. In its turn."""
-        self._line.appendleft(operation)
-        self.attend(at_once=True)
-
     def leave(self, operation: InLine) -> bool:
         """Takes an operation out of the line; False if it has begun."""
         try:
@@ -160,11 +155,14 @@ class Runner:
             thread.join()
 
     def _run_next(self) -> InLine | None:
+        """In its turn. An operation that is interrupted before it has begun is still the next one."""
         try:
-            operation = self._line.popleft()
+            operation = self._line[0]
         except IndexError:
             return None
-        operation.run()
+        if not operation.begun:  # else an interrupt has come just before it would have left
+            operation.run()
+        self._line.popleft()
         return operation
 
     def _start(self) -> None:
