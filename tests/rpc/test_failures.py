@@ -27,7 +27,9 @@ from phalanx import operating_system
 from phalanx.deadline import Deadline
 from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
+from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
+from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
 
 CONTRACT = 1.0
@@ -768,3 +770,20 @@ def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:
     errors = run(processes, 2, serve, interrupted, 7)
     # A message that was torn in the middle ends its link, which others may see: but never as a call without an answer.
     assert not any(Timeout.__name__ in error for error in errors), errors
+
+
+# -- calls in hand: taken off their link's list, and not finished yet ------------------------------------------------
+
+
+def link_to_1(agent: Agent) -> CallerLink:
+    assert agent.call(1, "echo", 0) == 0
+    return agent._connections.callers[1]
+
+
+def late_while_in_hand(agent: Agent) -> BaseException:
+    """The deadline passes after another thread has taken the call off the list, and before that finishes it."""
+    return error_of(link_to_1(agent).finish, PendingCall("echo", Deadline(0.0), None))
+
+
+def test_a_deadline_that_passes_while_the_answer_is_in_hand(where: str) -> None:
+    assert type(run(where, 2, serve, late_while_in_hand)) is px.RpcTimeout

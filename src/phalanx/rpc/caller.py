@@ -306,7 +306,10 @@ class CallerLink(CallLink):
     def finish(self, pending: PendingCall) -> Any:
         """Waits for the answer, and returns or raises what it says."""
         if not pending.done and not self.wait(pending, pending.deadline):
-            self.abandon(pending, self.timed_out(pending))
+            late = self.timed_out(pending)
+            self.abandon(pending, late)
+            if not pending.done:  # another thread has its answer in hand, but the time is over
+                raise late
         return self.result(pending)
 
     def result(self, pending: PendingCall) -> Any:
