@@ -29,8 +29,10 @@ from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxEr
 from phalanx.rpc import Agent, current_call
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
+from phalanx.rpc.link import Frame
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
+from phalanx.wire.calls import CallKind
 
 CONTRACT = 1.0
 """Seconds within which the loss of a rank is noticed."""
@@ -775,6 +777,10 @@ def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:
 # -- calls in hand: taken off their link's list, and not finished yet ------------------------------------------------
 
 
+LONG = 20.0
+"""Seconds that a call has which is lost: its thread is not to wait that long."""
+
+
 def link_to_1(agent: Agent) -> CallerLink:
     assert agent.call(1, "echo", 0) == 0
     return agent._connections.callers[1]
@@ -787,3 +793,60 @@ def late_while_in_hand(agent: Agent) -> BaseException:
 
 def test_a_deadline_that_passes_while_the_answer_is_in_hand(where: str) -> None:
     assert type(run(where, 2, serve, late_while_in_hand)) is px.RpcTimeout
+
+
+def interrupted_with_a_call_in_hand(agent: Agent, plain: bool) -> None:
+    """A signal handler raises in the mover, just after that has taken the call of another thread off the list."""
+    link = link_to_1(agent)
+    future = agent.call_async(1, "sleep", 0.5, timeout=LONG)
+    [(number, pending)] = link.calls.items()
+    heard: list[BaseException | None] = []
+    future.add_done_callback(lambda done: heard.append(done.exception()))
+    until(lambda: link.mover_lock.acquire(blocking=False), "the part of the mover")
+
+    class Interrupted(dict[int, PendingCall]):
+        def pop(self, *args: Any) -> Any:
+            super().pop(*args)
+            raise KeyboardInterrupt
+
+    def read(*_: Any) -> list[Frame]:
+        link._unhandled = True
+        if plain:
+            link.take_plain([(CallKind.RESULT, number, b"", 0, 0)])
+        return [Frame(CallKind.ERROR, number, b"", 0)]
+
+    link.calls = Interrupted(link.calls)
+    link.read_frames = read  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            link.move()
+    finally:
+        link.hand_over()
+    assert pending.done
+    assert isinstance(pending.error, ChannelClosed)
+    until(lambda: heard, "the callback")
+    assert isinstance(heard[0], PhalanxError)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_interrupt_with_a_call_in_hand(where: str, plain: bool) -> None:
+    run(where, 2, serve, interrupted_with_a_call_in_hand, plain)
+
+
+def lost_by_an_interrupt(agent: Agent, listed: bool) -> float:
+    """The link has ended, but what should have finished the call was interrupted: its own thread does it."""
+    link = link_to_1(agent)
+    link.end(ChannelClosed(1, "ended by a test"))
+    pending = PendingCall("echo", Deadline(LONG), None)
+    pending.number = 1000
+    if listed:
+        link.calls[1000] = pending
+    began = time.process_time(), time.monotonic()
+    assert isinstance(error_of(link.finish, pending), ChannelClosed)
+    assert time.process_time() - began[0] < 0.5
+    return time.monotonic() - began[1]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_end_of_a_link_ends_every_wait(where: str, listed: bool) -> None:
+    assert run(where, 2, serve, lost_by_an_interrupt, listed) < bound(1)

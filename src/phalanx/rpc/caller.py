@@ -35,7 +35,7 @@ from ..wire.codec import Limits
 from .context import CallContext, running_call
 from .lanes import CallerLanes
 from .lending import Lending
-from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame
+from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall
 from .pipe import Found
@@ -50,6 +50,8 @@ GRACE = 1e-3
 that reads them itself, which is faster."""
 LONGEST_GRACE = 5e-3
 """The same while more calls are being started."""
+LONGEST_IN_HAND = 50e-3
+"""Seconds that a thread may need to finish a call of a link that has ended. After that, an interrupt has kept it."""
 BUSY = 4
 """Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
 
@@ -105,6 +107,8 @@ class CallerLink(CallLink):
         self._open_stream = open_stream
         self._numbers = itertools.count(1)
         self.calls: dict[int, PendingCall] = {}
+        self._in_hand: PendingCall | None = None
+        """The call that the mover takes off the list and finishes: an interrupt in between must not lose it."""
         self._unattended = 0
         """Calls whose answer goes to a future: no thread may be waiting for it."""
         self._in_grace = False
@@ -524,6 +528,7 @@ class CallerLink(CallLink):
             if kind != _RESULT or payload or head is None or size > longest:
                 break
             taken += 1
+            self._in_hand = calls.get(number)
             pending = calls.pop(number, None)
             if pending is None:  # the call was given up
                 continue
@@ -540,6 +545,7 @@ class CallerLink(CallLink):
             pending.done = True
             if pending.on_finish is not None or pending._sleep is not None:
                 pending.tell()
+        self._in_hand = None
         if unattended:
             self.end_unattended(unattended)
         if self._waiting_for_slot:
@@ -549,6 +555,7 @@ class CallerLink(CallLink):
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
         if kind is _RESULT or kind is _ERROR:
+            self._in_hand = self.calls.get(frame.call)
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # the call was given up
@@ -560,6 +567,7 @@ class CallerLink(CallLink):
                 pending.finish()
             else:
                 self._end_stream(pending, frame)
+            self._in_hand = None
         elif kind is CallKind.STREAM or kind is CallKind.ITEM:
             self._handle_stream(frame)
         elif kind is CallKind.GOODBYE:
@@ -608,13 +616,33 @@ class CallerLink(CallLink):
                 _, pending = self.calls.popitem()
             except KeyError:
                 break
-            if pending.stream is None:
-                self._answered(pending, False)
-                pending.finish(why)
-            elif (stream := pending.stream()) is not None:
-                stream._fail(why)
+            self._fail(pending, why)
         for waiter in tuple(self._waiting_for_slot):
             waiter.wake()
+
+    def _fail(self, pending: PendingCall, why: PhalanxError) -> None:
+        """Finishes a call whose link has ended."""
+        if pending.stream is None:
+            self._answered(pending, False)
+            pending.finish(why)
+        elif (stream := pending.stream()) is not None:
+            stream._fail(why)
+
+    def on_cut_short(self) -> None:
+        pending, self._in_hand = self._in_hand, None
+        if pending is not None and self.ended is not None and (pending.stream is not None or not pending.done):
+            self._fail(pending, self.ended)
+
+    def finish_after_end(self, waiter: Waiter) -> None:
+        if self.ended is None or not isinstance(waiter, PendingCall) or not waiter.number:
+            super().finish_after_end(waiter)
+            return
+        self.abandon(waiter, self.ended)  # if it is still on the list
+        ends = time.monotonic() + LONGEST_IN_HAND
+        while not waiter.done and time.monotonic() < ends:
+            time.sleep(SHORT_REST)
+        if not waiter.done:
+            self._fail(waiter, self.ended)
 
     def free(self, number: int) -> None:
         """Tells the server that the handle of one of its objects is gone."""
