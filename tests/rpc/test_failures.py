@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import WORLDS, at_once, error_of, held, run, until
+from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, run, until
 
 import phalanx as px
 from phalanx import operating_system
@@ -509,6 +509,29 @@ def drain_ends(agent: Agent) -> float:
 
 def test_draining_has_an_end(where: str) -> None:
     assert 0.2 < run(where, 2, serve, drain_ends) < 0.9
+
+
+def serve_stuck(agent: Agent) -> None:
+    agent.released = threading.Event()  # type: ignore[attr-defined]
+    agent.register("stuck", agent.released.wait)  # type: ignore[attr-defined]
+
+
+def close_beside_stuck_handlers(agent: Agent) -> float:
+    if agent.rank == 0:
+        futures = [agent.call_async(1, "stuck", LIMIT, timeout=LIMIT) for _ in range(3)]
+        return float(all(isinstance(future.exception(LIMIT), PhalanxError) for future in futures))
+    until(lambda: agent._poller.running == 3, "the handlers")
+    began = time.monotonic()
+    agent.close(timeout=0.3)
+    took = time.monotonic() - began
+    agent.released.set()  # type: ignore[attr-defined]
+    return took
+
+
+def test_closing_does_not_wait_for_stuck_handlers(where: str) -> None:
+    failed, took = run(where, 2, serve_stuck, close_beside_stuck_handlers, everyone=True)
+    assert failed
+    assert 0.2 < took < bound(1)
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------
