@@ -873,3 +873,27 @@ def lost_by_an_interrupt(agent: Agent, listed: bool) -> float:
 @pytest.mark.parametrize("listed", [True, False])
 def test_the_end_of_a_link_ends_every_wait(where: str, listed: bool) -> None:
     assert run(where, 2, serve, lost_by_an_interrupt, listed) < bound(1)
+
+
+def mover_that_wakes_nobody(agent: Agent) -> float:
+    """A signal handler raises in the mover when that has given its part up, and before it wakes the next one."""
+    link = link_to_1(agent)
+    until(lambda: link.mover_lock.acquire(blocking=False), "the part of the mover")
+    took: list[float] = []
+
+    def call() -> None:
+        began = time.monotonic()
+        agent.call(1, "echo", 1, timeout=LONG)
+        took.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    until(lambda: link._waiting, "a thread that waits")
+    time.sleep(0.05)
+    link.mover_lock.release()
+    thread.join(LONG + 5)
+    return took[0] if took else LONG
+
+
+def test_a_mover_that_wakes_nobody(where: str) -> None:
+    assert run(where, 2, serve, mover_that_wakes_nobody) < bound(3)

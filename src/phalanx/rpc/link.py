@@ -51,6 +51,9 @@ SPIN = 100e-6
 
 FEW_TOGETHER, MANY_TOGETHER = 8, 16
 """Frames that are sent together at most, in memory and over a socket: the other rank is to have something to do."""
+LONGEST_SLEEP = 0.5
+"""Seconds after which a waiting thread looks again if there is a mover: a signal handler may have raised in the last
+one before that could wake it."""
 SHORT_REST = 1e-3
 """Seconds between two looks at a wait which the end of its link should have ended."""
 LONGEST_HELD = 512
@@ -586,8 +589,9 @@ class CallLink(ABC):
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
                 # The mover may have stopped just before: then no thread would wake this one.
-                if not waiter.done and self.mover_lock.locked():
-                    woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
+                while not waiter.done and self.mover_lock.locked() and not deadline.expired:
+                    if woken.acquire(timeout=min(deadline.remaining(), LONGEST_SLEEP)):
+                        break
                 with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
                     self._waiting.remove(waiter)
             if not waiter.done and deadline.expired:
