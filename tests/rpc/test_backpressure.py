@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import error_of, memory, run, until
+from tests.rpc.support import at_once, error_of, memory, run, until
 
 import phalanx as px
 from phalanx.errors import Timeout
@@ -155,6 +155,26 @@ def serve_sleep(agent: Agent) -> None:
 
 def test_no_more_in_flight_than_was_said(where: str) -> None:
     assert run(where, 2, serve_sleep, in_flight, max_in_flight=5) == 5
+
+
+def by_turns(agent: Agent) -> list[int]:
+    """Calls of each of three threads that call in a loop, while only one call may be in flight."""
+    end = time.monotonic() + 1.0
+
+    def one(_: int) -> int:
+        count = 0
+        while time.monotonic() < end:
+            agent.call(1, "echo", count)
+            count += 1
+        return count
+
+    return at_once(3, one)
+
+
+@pytest.mark.parametrize("where", ["rings", "tcp", "pure"])
+def test_those_that_wait_for_a_slot_go_first(where: str) -> None:
+    counts = run(where, 2, serve, by_turns, max_in_flight=1)
+    assert min(counts) > max(counts) / 4, counts
 
 
 def others_while_full(agent: Agent) -> list[float]:

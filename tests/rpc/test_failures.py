@@ -20,15 +20,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import WORLDS, at_once, error_of, held, run, until
+from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, run, until
 
 import phalanx as px
 from phalanx import operating_system
 from phalanx.deadline import Deadline
 from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
 from phalanx.rpc import Agent, current_call
+from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
+from phalanx.rpc.link import Frame
+from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
+from phalanx.wire.calls import CallKind
 
 CONTRACT = 1.0
 """Seconds within which the loss of a rank is noticed."""
@@ -507,6 +511,29 @@ def test_draining_has_an_end(where: str) -> None:
     assert 0.2 < run(where, 2, serve, drain_ends) < 0.9
 
 
+def serve_stuck(agent: Agent) -> None:
+    agent.released = threading.Event()  # type: ignore[attr-defined]
+    agent.register("stuck", agent.released.wait)  # type: ignore[attr-defined]
+
+
+def close_beside_stuck_handlers(agent: Agent) -> float:
+    if agent.rank == 0:
+        futures = [agent.call_async(1, "stuck", LIMIT, timeout=LIMIT) for _ in range(3)]
+        return float(all(isinstance(future.exception(LIMIT), PhalanxError) for future in futures))
+    until(lambda: agent._poller.running == 3, "the handlers")
+    began = time.monotonic()
+    agent.close(timeout=0.3)
+    took = time.monotonic() - began
+    agent.released.set()  # type: ignore[attr-defined]
+    return took
+
+
+def test_closing_does_not_wait_for_stuck_handlers(where: str) -> None:
+    failed, took = run(where, 2, serve_stuck, close_beside_stuck_handlers, everyone=True)
+    assert failed
+    assert 0.2 < took < bound(1)
+
+
 # -- what is left ----------------------------------------------------------------------------------------------------
 
 
@@ -768,3 +795,105 @@ def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:
     errors = run(processes, 2, serve, interrupted, 7)
     # A message that was torn in the middle ends its link, which others may see: but never as a call without an answer.
     assert not any(Timeout.__name__ in error for error in errors), errors
+
+
+# -- calls in hand: taken off their link's list, and not finished yet ------------------------------------------------
+
+
+LONG = 20.0
+"""Seconds that a call has which is lost: its thread is not to wait that long."""
+
+
+def link_to_1(agent: Agent) -> CallerLink:
+    assert agent.call(1, "echo", 0) == 0
+    return agent._connections.callers[1]
+
+
+def late_while_in_hand(agent: Agent) -> BaseException:
+    """The deadline passes after another thread has taken the call off the list, and before that finishes it."""
+    return error_of(link_to_1(agent).finish, PendingCall("echo", Deadline(0.0), None))
+
+
+def test_a_deadline_that_passes_while_the_answer_is_in_hand(where: str) -> None:
+    assert type(run(where, 2, serve, late_while_in_hand)) is px.RpcTimeout
+
+
+def interrupted_with_a_call_in_hand(agent: Agent, plain: bool) -> None:
+    """A signal handler raises in the mover, just after that has taken the call of another thread off the list."""
+    link = link_to_1(agent)
+    future = agent.call_async(1, "sleep", 0.5, timeout=LONG)
+    [(number, pending)] = link.calls.items()
+    heard: list[BaseException | None] = []
+    future.add_done_callback(lambda done: heard.append(done.exception()))
+    until(lambda: link.mover_lock.acquire(blocking=False), "the part of the mover")
+
+    class Interrupted(dict[int, PendingCall]):
+        def pop(self, *args: Any) -> Any:
+            super().pop(*args)
+            raise KeyboardInterrupt
+
+    def read(*_: Any) -> list[Frame]:
+        link._unhandled = True
+        if plain:
+            link.take_plain([(CallKind.RESULT, number, b"", 0, 0)])
+        return [Frame(CallKind.ERROR, number, b"", 0)]
+
+    link.calls = Interrupted(link.calls)
+    link.read_frames = read  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            link.move()
+    finally:
+        link.hand_over()
+    assert pending.done
+    assert isinstance(pending.error, ChannelClosed)
+    until(lambda: heard, "the callback")
+    assert isinstance(heard[0], PhalanxError)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_interrupt_with_a_call_in_hand(where: str, plain: bool) -> None:
+    run(where, 2, serve, interrupted_with_a_call_in_hand, plain)
+
+
+def lost_by_an_interrupt(agent: Agent, listed: bool) -> float:
+    """The link has ended, but what should have finished the call was interrupted: its own thread does it."""
+    link = link_to_1(agent)
+    link.end(ChannelClosed(1, "ended by a test"))
+    pending = PendingCall("echo", Deadline(LONG), None)
+    pending.number = 1000
+    if listed:
+        link.calls[1000] = pending
+    began = time.process_time(), time.monotonic()
+    assert isinstance(error_of(link.finish, pending), ChannelClosed)
+    assert time.process_time() - began[0] < 0.5
+    return time.monotonic() - began[1]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_end_of_a_link_ends_every_wait(where: str, listed: bool) -> None:
+    assert run(where, 2, serve, lost_by_an_interrupt, listed) < bound(1)
+
+
+def mover_that_wakes_nobody(agent: Agent) -> float:
+    """A signal handler raises in the mover when that has given its part up, and before it wakes the next one."""
+    link = link_to_1(agent)
+    until(lambda: link.mover_lock.acquire(blocking=False), "the part of the mover")
+    took: list[float] = []
+
+    def call() -> None:
+        began = time.monotonic()
+        agent.call(1, "echo", 1, timeout=LONG)
+        took.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    until(lambda: link._waiting, "a thread that waits")
+    time.sleep(0.05)
+    link.mover_lock.release()
+    thread.join(LONG + 5)
+    return took[0] if took else LONG
+
+
+def test_a_mover_that_wakes_nobody(where: str) -> None:
+    assert run(where, 2, serve, mover_that_wakes_nobody) < bound(3)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.rpc.support import LIMIT, WORLDS, run
 
+from phalanx import Options
 from phalanx._native import core
 from phalanx.rpc import Agent
 from phalanx.rpc.pipe import open_pipe
@@ -99,6 +100,30 @@ def test_the_agents_thread_rests_while_another_reads(where: str) -> None:
     asked, moves = run(where, 2, serve_in_order, watched)
     assert asked < 10, (asked, moves)  # of twenty bursts; a machine that is busy elsewhere may need it now and then
     assert moves < 10, (asked, moves)
+
+
+def serve_without_spinning(agent: Agent) -> None:
+    agent._poller._spin = 0.0  # as on a machine whose cores are all in use
+    agent.register("echo", lambda x: x)
+
+
+def idle(agent: Agent) -> float:
+    """Processor seconds in half a second without calls, after each rank has called both others."""
+    for distance in (1, 2):
+        agent.call((agent.rank + distance) % 3, "echo", 1)
+    agent._group.barrier()
+    before = time.process_time()
+    time.sleep(0.5)
+    used = time.process_time() - before
+    agent._group.barrier()
+    return used
+
+
+@pytest.mark.parametrize("where", ["pure", "tls", "simulated"])
+def test_an_idle_agent_sleeps(where: str, request: pytest.FixtureRequest) -> None:
+    if where == "tls":
+        WORLDS["tls"] = ("mesh", {"options": Options(tls=request.getfixturevalue("tls"))})
+    assert max(run(where, 3, serve_without_spinning, idle, everyone=True)) < 0.1
 
 
 def serve_quick_and_slow(agent: Agent) -> None:

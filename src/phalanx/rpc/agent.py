@@ -275,7 +275,7 @@ class Agent:
         if drain:
             self._drain(deadline)
         self._dropped.detach()
-        self._connections.shut_down()
+        self._connections.shut_down(deadline.remaining())
 
     def _drain(self, deadline: Deadline) -> None:
         with self._poller.blocking():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +35,7 @@ from ..wire.codec import Limits
 from .context import CallContext, running_call
 from .lanes import CallerLanes
 from .lending import Lending
-from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, CallLink, Frame
+from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall
 from .pipe import Found
@@ -48,6 +50,8 @@ GRACE = 1e-3
 that reads them itself, which is faster."""
 LONGEST_GRACE = 5e-3
 """The same while more calls are being started."""
+LONGEST_IN_HAND = 50e-3
+"""Seconds that a thread may need to finish a call of a link that has ended. After that, an interrupt has kept it."""
 BUSY = 4
 """Calls under way with which the other rank is busy for a while: those behind them may be sent together."""
 
@@ -103,6 +107,8 @@ class CallerLink(CallLink):
         self._open_stream = open_stream
         self._numbers = itertools.count(1)
         self.calls: dict[int, PendingCall] = {}
+        self._in_hand: PendingCall | None = None
+        """The call that the mover takes off the list and finishes: an interrupt in between must not lose it."""
         self._unattended = 0
         """Calls whose answer goes to a future: no thread may be waiting for it."""
         self._in_grace = False
@@ -114,8 +120,8 @@ class CallerLink(CallLink):
         """When `_expire_calls` runs next."""
         self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
         """Guards `_unattended`, and what follows from it."""
-        self._slots = threading.Condition()
-        self._waiting_for_slot = 0
+        self._waiting_for_slot: deque[_SlotWaiter] = deque()
+        """Calls that wait until fewer are in flight, the first one first."""
 
     def ask_poller(self) -> None:
         self.poller.watch(self)
@@ -126,7 +132,8 @@ class CallerLink(CallLink):
         """Sends a request and waits for its answer in this thread."""
         try:
             context = running_call.get()
-            is_plain = context is None and not outgoing.payload and len(self.calls) < self._max_in_flight
+            has_slot = not self._waiting_for_slot and len(self.calls) < self._max_in_flight  # `_has_slot`, sooner
+            is_plain = has_slot and context is None and not outgoing.payload
             head = self._exchange(pending, outgoing.head) if is_plain else False
             if head is False:
                 self.start(pending, outgoing)
@@ -155,6 +162,8 @@ class CallerLink(CallLink):
             self._after_moving()
         if head is False:
             self.calls.pop(number, None)
+            if self._waiting_for_slot:
+                self._free_slot()
             return False
         pending.spun = True
         if head is None:
@@ -244,13 +253,15 @@ class CallerLink(CallLink):
         Args:
             lent: The caller leaves its arrays alone until the call is done. If not, it may change them after this.
         """
-        if len(self.calls) >= self._max_in_flight:
-            self._wait_for_slot(pending)
-        pending.number = number = next(self._numbers)
-        self.calls[number] = pending
         # A long one is lent in any case: by the time that there is room, little of it is left to be copied.
         is_long = outgoing.payload > MAX_QUEUED
+        number = next(self._numbers)
         try:
+            if self._has_slot:
+                pending.number = number
+                self.calls[number] = pending
+            else:
+                self._wait_for_slot(pending, number)
             head = outgoing.head
             plain = not lent and not outgoing.payload and not self.sends_cheaply
             if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, self._most_held()):
@@ -299,7 +310,10 @@ class CallerLink(CallLink):
     def finish(self, pending: PendingCall) -> Any:
         """Waits for the answer, and returns or raises what it says."""
         if not pending.done and not self.wait(pending, pending.deadline):
-            self.abandon(pending, self.timed_out(pending))
+            late = self.timed_out(pending)
+            self.abandon(pending, late)
+            if not pending.done:  # another thread has its answer in hand, but the time is over
+                raise late
         return self.result(pending)
 
     def result(self, pending: PendingCall) -> Any:
@@ -376,19 +390,33 @@ class CallerLink(CallLink):
 
     # -- bounds --------------------------------------------------------------------------------------------------------
 
-    def _wait_for_slot(self, pending: PendingCall) -> None:
-        with self.poller.blocking(), self._slots:
-            self._waiting_for_slot += 1
-            try:
-                while len(self.calls) >= self._max_in_flight and self.ended is None:
-                    if not self._slots.wait(min(pending.deadline.remaining(), 0.1)) and pending.deadline.expired:
-                        raise self.timed_out(pending)
-            finally:
-                self._waiting_for_slot -= 1
+    @property
+    def _has_slot(self) -> bool:
+        """Whether one more call may begin now. Those that wait go first."""
+        return not self._waiting_for_slot and len(self.calls) < self._max_in_flight
 
-    def _free_slot(self, count: int = 1) -> None:
-        with self._slots:
-            self._slots.notify(count)
+    def _wait_for_slot(self, pending: PendingCall, number: int) -> None:
+        """Blocks until it is this call's turn to be in flight, and enters it under that number."""
+        waiting, me, deadline = self._waiting_for_slot, _SlotWaiter(), pending.deadline
+        # A call of a signal handler cannot wait for the one that it has interrupted.
+        enter = waiting.appendleft if any(other.thread == me.thread for other in tuple(waiting)) else waiting.append
+        with self.poller.blocking():
+            try:
+                enter(me)
+                while (waiting[0] is not me or len(self.calls) >= self._max_in_flight) and self.ended is None:
+                    if not me.bell.acquire(timeout=min(deadline.remaining(), 0.1)) and deadline.expired:
+                        raise self.timed_out(pending)
+                pending.number = number
+                self.calls[number] = pending  # before the next one looks
+            finally:
+                waiting.remove(me)  # first of all: a signal handler may raise after any call, and nobody goes past it
+                if waiting and len(self.calls) < self._max_in_flight:
+                    self._free_slot()
+
+    def _free_slot(self) -> None:
+        """Wakes the first of those that wait for a slot; it wakes the next one, if there are more slots."""
+        with contextlib.suppress(IndexError):  # none is left
+            self._waiting_for_slot[0].wake()
 
     def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
         """Blocks until at most `allowed` bytes are queued."""
@@ -404,7 +432,7 @@ class CallerLink(CallLink):
     @property
     def is_full(self) -> bool:
         """True if another call would have to wait before it is sent."""
-        return len(self.calls) >= self._max_in_flight or self.queued_bytes > MAX_QUEUED
+        return not self._has_slot or self.queued_bytes > MAX_QUEUED
 
     # -- calls for which no thread waits -------------------------------------------------------------------------------
 
@@ -500,6 +528,7 @@ class CallerLink(CallLink):
             if kind != _RESULT or payload or head is None or size > longest:
                 break
             taken += 1
+            self._in_hand = calls.get(number)
             pending = calls.pop(number, None)
             if pending is None:  # the call was given up
                 continue
@@ -516,15 +545,17 @@ class CallerLink(CallLink):
             pending.done = True
             if pending.on_finish is not None or pending._sleep is not None:
                 pending.tell()
+        self._in_hand = None
         if unattended:
             self.end_unattended(unattended)
         if self._waiting_for_slot:
-            self._free_slot(taken)
+            self._free_slot()
         return taken
 
     def handle(self, frame: Frame) -> None:
         kind = frame.kind
         if kind is _RESULT or kind is _ERROR:
+            self._in_hand = self.calls.get(frame.call)
             pending = self.calls.pop(frame.call, None)
             if pending is None:
                 return  # the call was given up
@@ -536,6 +567,7 @@ class CallerLink(CallLink):
                 pending.finish()
             else:
                 self._end_stream(pending, frame)
+            self._in_hand = None
         elif kind is CallKind.STREAM or kind is CallKind.ITEM:
             self._handle_stream(frame)
         elif kind is CallKind.GOODBYE:
@@ -584,13 +616,33 @@ class CallerLink(CallLink):
                 _, pending = self.calls.popitem()
             except KeyError:
                 break
-            if pending.stream is None:
-                self._answered(pending, False)
-                pending.finish(why)
-            elif (stream := pending.stream()) is not None:
-                stream._fail(why)
-        with self._slots:
-            self._slots.notify_all()
+            self._fail(pending, why)
+        for waiter in tuple(self._waiting_for_slot):
+            waiter.wake()
+
+    def _fail(self, pending: PendingCall, why: PhalanxError) -> None:
+        """Finishes a call whose link has ended."""
+        if pending.stream is None:
+            self._answered(pending, False)
+            pending.finish(why)
+        elif (stream := pending.stream()) is not None:
+            stream._fail(why)
+
+    def on_cut_short(self) -> None:
+        pending, self._in_hand = self._in_hand, None
+        if pending is not None and self.ended is not None and (pending.stream is not None or not pending.done):
+            self._fail(pending, self.ended)
+
+    def finish_after_end(self, waiter: Waiter) -> None:
+        if self.ended is None or not isinstance(waiter, PendingCall) or not waiter.number:
+            super().finish_after_end(waiter)
+            return
+        self.abandon(waiter, self.ended)  # if it is still on the list
+        ends = time.monotonic() + LONGEST_IN_HAND
+        while not waiter.done and time.monotonic() < ends:
+            time.sleep(SHORT_REST)
+        if not waiter.done:
+            self._fail(waiter, self.ended)
 
     def free(self, number: int) -> None:
         """Tells the server that the handle of one of its objects is gone."""
@@ -604,6 +656,22 @@ class CallerLink(CallLink):
     def cancel_stream(self, number: int) -> None:
         """Tells the server that the reader of a stream wants no more items."""
         self._withdraw(number)
+
+
+class _SlotWaiter:
+    """A thread that waits until its call may be in flight."""
+
+    __slots__ = ("bell", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+    def wake(self) -> None:
+        """Has it look whether it may go."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self.bell.release()
 
 
 class _RoomWaiter(Waiter):

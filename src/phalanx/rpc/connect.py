@@ -48,8 +48,8 @@ VERDICT_WAIT = 0.25
 """Seconds to wait for the directory to say why a connection broke."""
 LONGEST_TURN = 0.1
 """Seconds after which a thread checks again if it may connect: the thread that should wake it may be interrupted."""
-STOP_WAIT = 5.0
-"""Seconds that closing waits for the threads, which may be inside a handler."""
+SHORTEST_STOP, STOP_WAIT = 0.1, 5.0
+"""Seconds that closing waits for the threads, which may be inside a handler: at least and at most."""
 _IDLE = OperationStatus("", 0, 0, "", False, float("inf"))
 
 
@@ -303,8 +303,12 @@ class Connections:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def shut_down(self) -> None:
-        """Ends the links and the threads."""
+    def shut_down(self, wait: float = STOP_WAIT) -> None:
+        """Ends the links and the threads.
+
+        Args:
+            wait: Seconds for handlers that were cancelled to end. They have a moment in any case.
+        """
         self.port.on_close = None
         self.port.close()
         self.closed = True
@@ -317,8 +321,9 @@ class Connections:
             else:
                 link.end(ChannelClosed(link.peer, "this agent was closed"))
         self._control.unwatch(self._context)
-        self.poller.stop(STOP_WAIT)
-        self.loop.stop(STOP_WAIT)
+        ends = Deadline(max(SHORTEST_STOP, min(wait, STOP_WAIT)))
+        self.poller.stop(ends.remaining())
+        self.loop.stop(ends.remaining())
 
 
 class _LossWatcher:

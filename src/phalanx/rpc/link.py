@@ -51,6 +51,11 @@ SPIN = 100e-6
 
 FEW_TOGETHER, MANY_TOGETHER = 8, 16
 """Frames that are sent together at most, in memory and over a socket: the other rank is to have something to do."""
+LONGEST_SLEEP = 0.5
+"""Seconds after which a waiting thread looks again if there is a mover: a signal handler may have raised in the last
+one before that could wake it."""
+SHORT_REST = 1e-3
+"""Seconds between two looks at a wait which the end of its link should have ended."""
 LONGEST_HELD = 512
 """Bytes of a head that may wait for others."""
 
@@ -235,6 +240,16 @@ class CallLink(ABC):
     @abstractmethod
     def on_end(self, why: PhalanxError) -> None:
         """Cleans up after the end of the connection. Called once."""
+
+    def on_cut_short(self) -> None:  # noqa: B027
+        """Finishes what an exception has kept the mover from finishing. Called by the mover."""
+
+    def finish_after_end(self, waiter: Waiter) -> None:
+        """Ends a wait that the end of the link has not ended: an interrupt may have kept a thread from doing so.
+
+        Called with `mover_lock` held. By default it only rests for a moment, so that the wait does not spin.
+        """
+        time.sleep(SHORT_REST)
 
     def on_room(self) -> None:  # noqa: B027 - only one kind of links needs it
         """Called when the queue has room again."""
@@ -535,6 +550,7 @@ class CallLink(ABC):
             return True
         except BaseException:
             self._end_if_cut_short()
+            self.on_cut_short()
             raise
         self._unhandled = False
         return moved or bool(frames) or self._plain > 0
@@ -563,6 +579,8 @@ class CallLink(ABC):
             if moves:
                 try:
                     self._move_until(waiter, deadline)
+                    if self.ended is not None and not waiter.done:
+                        self.finish_after_end(waiter)
                 finally:
                     self.mover_lock.release()
                     self.moved_by_waiter_at = time.monotonic()
@@ -571,8 +589,9 @@ class CallLink(ABC):
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
                 # The mover may have stopped just before: then no thread would wake this one.
-                if not waiter.done and self.mover_lock.locked():
-                    woken.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
+                while not waiter.done and self.mover_lock.locked() and not deadline.expired:
+                    if woken.acquire(timeout=min(deadline.remaining(), LONGEST_SLEEP)):
+                        break
                 with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
                     self._waiting.remove(waiter)
             if not waiter.done and deadline.expired:

@@ -207,7 +207,9 @@ class LinkPoller:
         writing = [link for link in list(self._links) if link.queued_bytes]
         for link in writing:
             link.try_write_queued()  # until there is no more room: only then does poll tell when there is some
-        found = self._find_readable(self._spin if self._polled and not writing else 0.0)
+        found: list[CallLink] = []
+        if self._lookout is not None:  # without one, only `_sleep` can tell; and it does not sleep on what is there
+            found = self._find_readable(self._spin if self._polled and not writing else 0.0)
         if found:
             for link in found:
                 self._move(link)
@@ -251,9 +253,9 @@ class LinkPoller:
             self._lookout = core.Lookout(pipes)
 
     def _find_readable(self, spin: float) -> list[CallLink]:
-        """The links that have something to read; spins for that many seconds."""
+        """The links that have something to read, or may have; spins for that many seconds."""
         if self._lookout is None:
-            return self._polled if not spin else []
+            return self._polled
         return [self._polled[place] for place in self._lookout.look(spin)]
 
     def _sleep(self, writing: list[CallLink]) -> list[CallLink]:
