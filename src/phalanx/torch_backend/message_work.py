@@ -171,7 +171,7 @@ class PreparedMessageWork(OpenedLate, MessageWork):
             self._end(translated(failure))
 
     def after(self, error: BaseException) -> Any:
-        """What to go on with after an error that the core has met; None if the message has failed by it."""
+        """Returns what to go on with after an error that the core has met; None if the message has failed by it."""
         if not _is_of_a_signal(error):
             return None
         operation = last_handed_over()

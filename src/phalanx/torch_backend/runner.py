@@ -155,7 +155,7 @@ class Runner:
             thread.join()
 
     def _run_next(self) -> InLine | None:
-        """In its turn. An operation that is interrupted before it has begun is still the next one."""
+        """Runs the next operation, in its turn. One that is interrupted before it has begun is still the next one."""
         try:
             operation = self._line[0]
         except IndexError:
