@@ -315,9 +315,10 @@ def test_memory_is_seen() -> None:
         use()
         kept.pop().close()
 
+    # Less than all of it: pages shared with forks of earlier tests count more or less as these come and go.
     usage = watch_memory(use)
-    assert usage.peak > 30 << 20
-    assert usage.kept > 30 << 20
+    assert usage.peak > 24 << 20
+    assert usage.kept > 24 << 20
     assert watch_memory(use_and_return).kept < 20 << 20
 
 
