@@ -409,7 +409,8 @@ class CallerLink(CallLink):
                 pending.number = number
                 self.calls[number] = pending  # before the next one looks
             finally:
-                waiting.remove(me)  # first of all: a signal handler may raise after any call, and nobody goes past it
+                if me in waiting:  # else an interrupt came before it was
+                    waiting.remove(me)  # first of all: a signal handler may raise after any call
                 if waiting and len(self.calls) < self._max_in_flight:
                     self._free_slot()
 
