@@ -28,7 +28,9 @@
 #include <span>
 #include <vector>
 
+#include "crew.hpp"
 #include "fingerprint.hpp"
+#include "haul.hpp"
 #include "jitter.hpp"
 #include "one_way.hpp"
 #include "reduce.hpp"
@@ -96,7 +98,13 @@ using Targets = Areas<std::byte>;
 class Collectives {
 public:
     explicit Collectives(Segment& segment)
-        : s_(segment), one_way_(segment), homes_(segment.ranks()), addresses_(segment.ranks()) {}
+        : s_(segment),
+          one_way_(segment),
+          crew_(segment.thresholds().helpers),
+          haul_(segment, crew_),
+          homes_(segment.ranks()),
+          addresses_(segment.ranks()),
+          scratch_(static_cast<std::size_t>(crew_.helpers()) + 1) {}
 
     int culprit() const noexcept { return one_way_.culprit(); }  // after a mismatch: a rank that is in another operation
 
@@ -124,7 +132,9 @@ public:
         // The root copies while the others do. What one slot could hold goes in several pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
         if (bytes <= slot && bytes > worth_cutting) way.window = std::min(slot / 4, std::max(window_bytes(), least_broadcast_window));
-        if (rank() == root) way.home = home_of(x, bytes, bytes, false);
+        // With more readers, one array is read more often, and they stand in each other's way in its page tables.
+        const auto readers = static_cast<std::size_t>(ranks() - 1);
+        if (rank() == root) way.home = home_of(x, bytes, bytes, is_helped(bytes, 4 * readers));
         return pass(
             call, way, {x, bytes}, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -135,7 +145,8 @@ public:
     Outcome all_gather(const Call& call, const std::byte* source, const Targets& target, const Lengths& counts) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
-        const Shape shape{longest, window_bytes(), longest, gathers_by_address(longest)};
+        const bool in_pieces = !has_helpers() && longest >= s_.thresholds().all_gather_in_pieces_from;
+        const Shape shape{longest, window_bytes(), longest, gathers_by_address(longest) && !in_pieces};
         std::byte* own = target.part(rank(), counts.sum_before(rank()));
         bool own_done = false;
         return exchange(
@@ -151,7 +162,7 @@ public:
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size);
-                if (!own_done) copy_long(own + from, source + from, part(mine, from, size), mine);
+                if (!own_done) copy_own(own + from, source + from, part(mine, from, size), mine);
             });
     }
 
@@ -162,7 +173,7 @@ public:
         Way way = way_of(root, longest);
         way.to_root = true;
         way.window = std::min(way.window, window_bytes());
-        const bool in_pieces = longest >= s_.thresholds().gather_in_pieces_from;
+        const bool in_pieces = !has_helpers() && longest >= s_.thresholds().gather_in_pieces_from;
         if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest) && !in_pieces);
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
@@ -170,7 +181,7 @@ public:
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 take_others(shown, target, counts, from, size, worth_streaming_shown);
                 std::byte* const own = target.part(rank(), counts.sum_before(rank())) + from;
-                copy_long(own, source + from, part(mine, from, size), mine);
+                copy_own(own, source + from, part(mine, from, size), mine);
             });
     }
 
@@ -182,6 +193,7 @@ public:
         way.window = std::min(region_bytes(1), longest);
         const std::size_t total = counts.sum_before(ranks());
         if (rank() == root) way.home = home_of(source, total, total, parts_by_address(longest));
+        const auto take_own = [&] { copy_at_once(target, source + counts.sum_before(root), counts[root]); };
         const Outcome outcome = pass(
             call, way, {source, total}, [total](int) { return total; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -192,9 +204,9 @@ public:
             [&](const Shown& shown, std::size_t from, std::size_t size) {
                 const std::size_t start = counts.sum_before(rank()) + from;
                 shown.copy(target + from, root, start, rank() * way.window, part(counts[rank()], from, size));
-            });
-        if (outcome == Outcome::done && rank() == root)
-            copy_long(target, source + counts.sum_before(root), counts[root], counts[root]);
+            },
+            take_own);
+        if (outcome == Outcome::done && rank() == root && way.home == 0) take_own();
         return outcome;
     }
 
@@ -257,7 +269,7 @@ public:
                 const Outcome outcome = one_way_.show_next(call, [&](std::byte* slot) { show_parts_in_slot(slot); });
                 if (outcome != Outcome::done) return outcome;
             }
-            if (target != nullptr) copy_long(target, source.part(rank(), start), parts.bytes, parts.bytes);
+            if (target != nullptr) copy_at_once(target, source.part(rank(), start), parts.bytes);
             return one_way_.go_on_showing(call, way, {source.whole(), way.home != 0 ? ranks() * parts.bytes : 0},
                                           [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
@@ -302,7 +314,7 @@ public:
                 });
                 const std::byte* own = source.part(rank(), row(rank()).sum_before(rank())) + from;
                 const std::size_t whole = row(rank())[rank()];
-                copy_long(place(rank()), own, part(whole, from, size), whole);
+                copy_own(place(rank()), own, part(whole, from, size), whole);
             });
     }
 
@@ -313,7 +325,10 @@ public:
         const std::size_t bytes = count * item;
         const std::size_t region = region_bytes(item);
         const std::size_t stride = std::min(region, bytes);
-        const Shape shape{bytes, region, ranks() * bytes, false};
+        // If that fails, it is done once more: then this rank's part must be what it was.
+        const std::byte* own = source.part(rank(), rank() * bytes);
+        const bool apart = target + bytes <= own || own + bytes <= target;
+        const Shape shape{bytes, region, ranks() * bytes, apart && is_helped(ranks() * bytes)};
         return exchange(
             call, shape, source.whole(), [&](int) { return ranks() * bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) {
@@ -321,12 +336,9 @@ public:
                     if (r != rank()) copy(to + r * stride, source.part(r, r * bytes) + from, size);
             },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                sources_.resize(ranks());
-                for (int r = 0; r < ranks(); ++r) {
-                    const std::size_t start = rank() * bytes + from;
-                    sources_[r] = r == rank() ? source.part(r, r * bytes) + from : shown.at(r, start, rank() * stride);
-                }
-                combine(target + from, size, how);
+                const std::size_t start = rank() * bytes + from;
+                const auto near = [&](int r) { return r == rank() ? own + from : shown.near(r, start, rank() * stride); };
+                if (!combine_near_and_far(target + from, near, start, size, how)) unread_ = true;
             });
     }
 
@@ -369,6 +381,8 @@ private:
     static constexpr std::size_t worth_reading_parts = 512 << 10;
     // Up to here the root of a scatter copies parts into the slots of those who read them, where ranks share cores.
     static constexpr std::size_t most_at_readers = 128 << 10;
+    // A sum has to be so many times longer than a copy for threads to help with it: each rank reads twice, and waits in between.
+    static constexpr std::size_t worth_summing_far = 4;
     // From here on NumPy asks for large pages.
     static constexpr std::size_t in_large_pages = 4 << 20;
 #if defined(__x86_64__)
@@ -459,10 +473,27 @@ private:
     // Of an array that is `whole` long, and that nobody else reads: a long one would push everything else out of the caches.
     static void copy_long(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole,
                           std::size_t streams_from = worth_streaming) noexcept {
-        if (whole >= std::max(streams_from, worth_streaming) && to != from)
+        if (bypasses(whole, streams_from) && to != from)
             stream_copy(to, from, bytes);
         else
             copy(to, from, bytes);
+    }
+    static bool bypasses(std::size_t whole, std::size_t streams_from = worth_streaming) noexcept {
+        return whole >= std::max(streams_from, worth_streaming);
+    }
+
+    // This rank's own part, after those of the others were named: at once, or together with theirs.
+    void copy_own(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
+        if (haul_.empty())
+            copy_long(to, from, bytes, whole);
+        else
+            haul_.copy(to, from, bytes, bypasses(whole));
+    }
+    // The same by itself.
+    void copy_at_once(std::byte* to, const std::byte* from, std::size_t bytes) {
+        if (!is_helped(bytes)) return copy_long(to, from, bytes, bytes);
+        haul_.copy(to, from, bytes, bypasses(bytes));
+        haul_.carry_out([](const Load&) {});
     }
 
     int rank() const noexcept { return s_.rank(); }
@@ -502,10 +533,10 @@ private:
     }
 
     // An operation that goes one way. `publish(to, from, size)` writes the window [from, from + size) of what this rank shows,
-    // `consume(shown, from, size)` reads it.
-    template <class Bytes, class Publish, class Consume>
+    // `consume(shown, from, size)` reads it. `meanwhile()` is for whoever has only to wait for the others to read.
+    template <class Bytes, class Publish, class Consume, class Meanwhile>
     Outcome pass(const Call& call, const Way& way, std::span<const std::byte> mine, Bytes bytes_of, Publish publish,
-                 Consume consume) {
+                 Consume consume, Meanwhile meanwhile) {
         if ((rank() == way.root) == way.to_root) {
             const Outcome outcome = one_way_.begin_reading(call, way.root, way.to_root);
             return outcome == Outcome::done ? read_pieces(call.once_met(), way, bytes_of, consume) : outcome;
@@ -514,9 +545,15 @@ private:
             if (way.home == 0) publish(way.in_note ? note.data : slot, 0, way.size(0));
         });
         if (outcome != Outcome::done) return outcome;
+        if (way.home != 0) meanwhile();
         return one_way_.go_on_showing(call.once_met(), way, mine, [&](std::byte* to, std::uint64_t piece) {
             publish(to, piece * way.window, way.size(piece));
         });
+    }
+    template <class Bytes, class Publish, class Consume>
+    Outcome pass(const Call& call, const Way& way, std::span<const std::byte> mine, Bytes bytes_of, Publish publish,
+                 Consume consume) {
+        return pass(call, way, mine, bytes_of, publish, consume, [] {});
     }
 
     template <class Bytes, class Consume>
@@ -531,7 +568,11 @@ private:
             const auto where = way.in_note      ? Shown::Where::note
                                : way.at_readers ? Shown::Where::own_slot
                                                 : Shown::Where::slot;
-            consume(Shown(*this, where, one_way_.first() + piece, &call, &way), from, size);
+            consume(Shown(*this, where, one_way_.first() + piece), from, size);
+            haul_.carry_out([&](const Load& load) {
+                if (fetched_ == Outcome::done)
+                    fetched_ = one_way_.fetch(call, way, load.rank, load.to, load.place, load.bytes);
+            });
             return fetched_;
         });
     }
@@ -581,6 +622,10 @@ private:
         return false;
     }
 
+    bool any_address() const noexcept {
+        return std::any_of(addresses_.begin(), addresses_.end(), [](std::uint64_t address) { return address != 0; });
+    }
+
     // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot, as parts that lie
     // apart have: then there is no array.
     std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
@@ -589,10 +634,19 @@ private:
         return offset == 0 && by_address && !one_way_.was_asked() ? Segment::address_of(array) : offset;
     }
 
-    // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks only. With more
-    // of them an array is read several times, or one rank reads them all, and each time it costs more than to copy it out of
-    // a slot.
-    bool gathers_by_address(std::size_t longest) const noexcept { return ranks() == 2 && s_.copies_once(longest); }
+    // Whether arrays of up to this length are read from the memory of the rank that has them: between two ranks, or if threads
+    // help. Else, with more ranks an array is read several times, or one rank reads them all, and each time it costs more than
+    // to copy it out of a slot.
+    bool gathers_by_address(std::size_t longest) const noexcept {
+        return (ranks() == 2 && s_.copies_once(longest)) || is_helped(ranks() * longest);
+    }
+
+    // Whether threads help to read so many bytes where they lie. `times`: how much longer that has to be than where it gains
+    // most.
+    bool is_helped(std::size_t bytes, std::size_t times = 1) const noexcept {
+        return has_helpers() && s_.reads_peers() && bytes >= times * s_.thresholds().worth_helping;
+    }
+    bool has_helpers() const noexcept { return crew_.helpers() > 0; }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so
     // at once stand in each other's way in its page tables, so all parts together have to be long.
@@ -619,7 +673,7 @@ private:
     // And for those that all have for all. More than two ranks may have to share cores, and then one step more is dear: all
     // parts together have to be long.
     bool all_parts_by_address(std::size_t each) const noexcept {
-        return s_.copies_once(each) && (ranks() == 2 || s_.copies_once(ranks() * each / 12));
+        return is_helped(ranks() * each) || (s_.copies_once(each) && (ranks() == 2 || s_.copies_once(ranks() * each / 12)));
     }
 
     // One piece of what the others show.
@@ -627,9 +681,8 @@ private:
     public:
         enum class Where { line, note, slot, own_slot };
 
-        // At a step. `call` and `way` are those of an operation that goes one way.
-        Shown(Collectives& ops, Where where, std::uint64_t step, const Call* call = nullptr, const Way* way = nullptr) noexcept
-            : ops_(ops), where_(where), step_(step), call_(call), way_(way) {}
+        // At a step.
+        Shown(Collectives& ops, Where where, std::uint64_t step) noexcept : ops_(ops), where_(where), step_(step) {}
 
         // Where rank r's lies in the segment: `place` in its array, `region` in its slot.
         const std::byte* at(int r, std::size_t place, std::size_t region) const noexcept {
@@ -643,28 +696,27 @@ private:
             return ops_.s_.slot(r, step_) + region;
         }
 
-        // A copy of an array that is `whole` long may bypass the caches; see `copy_long`.
+        // The same, or nothing if it lies in the memory of rank r's process.
+        const std::byte* near(int r, std::size_t place, std::size_t region) const noexcept {
+            return ops_.addresses_[r] == 0 ? at(r, place, region) : nullptr;
+        }
+
+        // A copy of an array that is `whole` long may bypass the caches; see `copy_long`. One that need not be made at once is
+        // left to `haul_`.
         void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes, std::size_t whole = 0,
                   std::size_t streams_from = SIZE_MAX) const {
-            if (ops_.addresses_[r] == 0)
+            if (ops_.addresses_[r] != 0)
+                ops_.haul_.read(to, r, ops_.addresses_[r], place, bytes);
+            else if (ops_.homes_[r] != nullptr && ops_.has_helpers())
+                ops_.haul_.copy(to, at(r, place, region), bytes, bypasses(whole, streams_from));
+            else
                 copy_long(to, at(r, place, region), bytes, whole, streams_from);
-            else if (!ops_.s_.read(r, to, ops_.addresses_[r] + place, bytes))
-                miss(to, r, place, bytes);
         }
 
     private:
-        void miss(std::byte* to, int r, std::size_t place, std::size_t bytes) const {
-            if (way_ == nullptr)
-                ops_.unread_ = true;
-            else if (ops_.fetched_ == Outcome::done)
-                ops_.fetched_ = ops_.one_way_.fetch(*call_, *way_, r, to, place, bytes);
-        }
-
         Collectives& ops_;
         Where where_;
         std::uint64_t step_;
-        const Call* call_;
-        const Way* way_;
     };
 
     // What every other rank has for this one, into its place.
@@ -681,6 +733,56 @@ private:
         sources_.resize(ranks());
         for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown.at(r, from, 0);
         combine(x + from, size, how);
+    }
+
+    // `near(r)` is what rank r has for this sum, or null if it lies in the memory of its process, at `place` of its array: that is
+    // read tile by tile, which stay in the caches. True if all could be read; else `summed_` says of which tiles.
+    template <class Near>
+    bool combine_near_and_far(std::byte* to, Near near, std::size_t place, std::size_t bytes, const Combine& how) {
+        near_.resize(ranks());
+        bool is_near = true;
+        for (int r = 0; r < ranks(); ++r) is_near = (near_[r] = near(r)) != nullptr && is_near;
+        if (is_near) {
+            sources_.swap(near_);
+            combine(to, bytes, how);
+            return true;
+        }
+        const std::size_t each = far_tile(bytes);
+        summed_.assign((bytes + each - 1) / each, 0);
+        for (Scratch& scratch : scratch_) {
+            scratch.tiles.resize(ranks() * each);
+            scratch.sources.resize(ranks());
+        }
+        auto work = [&](std::size_t i, int hand) {
+            const std::size_t at = i * each;
+            summed_[i] = combine_tile(scratch_[hand], to + at, at, place + at, std::min(each, bytes - at), each, how) ? 1 : 0;
+        };
+        crew_.share(summed_.size(), is_helped(ranks() * bytes) ? crew_.helpers() : 0, work);
+        return std::all_of(summed_.begin(), summed_.end(), [](std::uint8_t is) { return is != 0; });
+    }
+
+    // What one thread needs for it.
+    struct Scratch {
+        std::vector<std::byte> tiles;  // of each rank
+        std::vector<const std::byte*> sources;
+    };
+    bool combine_tile(Scratch& scratch, std::byte* to, std::size_t at, std::size_t place, std::size_t bytes, std::size_t each,
+                      const Combine& how) const noexcept {
+        for (int i = 0; i < ranks(); ++i) {
+            const int r = (rank() + i) % ranks();
+            scratch.sources[r] = near_[r] != nullptr ? near_[r] + at : scratch.tiles.data() + r * each;
+            if (near_[r] == nullptr && !s_.read(r, scratch.tiles.data() + r * each, addresses_[r] + place, bytes)) return false;
+        }
+        jitter::step();
+        reduce_many(to, scratch.sources.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
+        return true;
+    }
+
+    // Bytes of a tile: all ranks' together stay in the second-level cache. Whether each was summed has to fit into a slot.
+    std::size_t far_tile(std::size_t bytes) const noexcept {
+        const std::size_t shared = s_.thresholds().worth_helping / 4 / static_cast<std::size_t>(ranks());
+        const std::size_t least = bytes / s_.layout().slot_bytes + 1;
+        return (std::max({shared, least, cache_line}) + cache_line - 1) / cache_line * cache_line;
     }
 
     // `publish(to, from, size)` writes the window [from, from + size) of what this rank shows. `consume(shown, from,
@@ -728,6 +830,7 @@ private:
             const std::size_t from = piece * window;
             consume(Shown(*this, in_line ? Shown::Where::line : Shown::Where::slot, first + piece), from,
                     std::min(window, longest - from));
+            haul_.carry_out([this](const Load&) { unread_ = true; });
         };
         std::uint64_t piece = 1;
         Outcome outcome = Outcome::done;
@@ -743,12 +846,8 @@ private:
         if (outcome != Outcome::done) return outcome;
         read(piece - 1);
         if (!shared) return Outcome::done;
-        s_.next_line().home.store(unread_ ? 1 : 0, std::memory_order_relaxed);
-        s_.arrive();  // whose array was read where it lies may change it once everybody has done so
-        outcome = s_.wait(s_.step(), call.bound);
-        if (outcome != Outcome::done) return outcome;
-        for (int r = 0; r < ranks(); ++r)
-            if (s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed) != 0) again = true;
+        // Whose array was read where it lies may change it once everybody has done so.
+        outcome = ask_all(call, !unread_, [&](int) { again = true; });
         if (again) s_.read_peers(false);
         return outcome;
     }
@@ -766,6 +865,8 @@ private:
         const std::size_t item = item_size(how.dtype);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
+        const bool far = root < 0 && is_helped(count * item, worth_summing_far);
+        const std::uint64_t home = offset == 0 && far ? Segment::address_of(x) : offset;
         const bool receives = root < 0 || root == rank();
         std::size_t length = std::min(count, s_.layout().slot_bytes / item);  // elements of a piece
         const bool is_short = root < 0 && length == count && count * item <= s_.thresholds().reduced_by_all;
@@ -784,7 +885,7 @@ private:
             copy(to + high * item, from + high * item, (elements - high) * item);
         };
         const auto publish = [&](std::uint64_t k) {
-            if (offset != 0) return;
+            if (home != 0) return;
             if (is_short) return copy(s_.slot(rank(), first), x, count * item);
             copy_others(s_.slot(rank(), first + k), x + k * length * item, piece_count(k));
         };
@@ -794,11 +895,12 @@ private:
         };
 
         if (count > 0 && !resumes_) publish(0);
-        s_.next_line().home.store(offset, std::memory_order_relaxed);
+        s_.next_line().home.store(home, std::memory_order_relaxed);
         Outcome outcome = meet(given);
         if (outcome != Outcome::done || count == 0) return outcome;
         const Call call = given.once_met();
         if (find_homes([&](int) { return count * item; })) length = count;
+        if (any_address()) return reduce_far(call, x, count, how, bounds);
         if (is_short && !any_home()) {
             combine_shown(Shown(*this, Shown::Where::slot, first), x, 0, count * item, how);
             return Outcome::done;
@@ -834,6 +936,69 @@ private:
         return Outcome::done;
     }
 
+    // Each rank reduces its part of what lies in the memory of the others, in its own array, and once all have done so reads their
+    // parts. If one cannot, the rest goes through the slots: what was summed from the rank that has it, the other tiles
+    // as if nothing had been done, because nobody has changed those.
+    template <class Bounds>
+    Outcome reduce_far(const Call& call, std::byte* x, std::size_t count, const Combine& how, Bounds bounds) {
+        const std::size_t item = item_size(how.dtype);
+        const auto part_of = [&](int r) {
+            const auto [low, high] = bounds(count, r);
+            return std::pair(low * item, (high - low) * item);
+        };
+        const auto [mine, bytes] = part_of(rank());
+        const auto near = [&](int r) -> const std::byte* {
+            return r == rank() ? x + mine : homes_[r] != nullptr ? homes_[r] + mine : nullptr;
+        };
+        const bool summed = combine_near_and_far(x + mine, near, mine, bytes, how);
+        if (!summed) copy(s_.slot(rank(), s_.step() + 1), reinterpret_cast<const std::byte*>(summed_.data()), summed_.size());
+        std::vector<std::vector<std::uint8_t>> tiles(ranks());
+        Outcome outcome = ask_all(call, summed, [&](int r) {
+            const auto* theirs = reinterpret_cast<const std::uint8_t*>(s_.slot(r, s_.step()));
+            tiles[r].assign(theirs, theirs + tiles_of(part_of(r).second));
+        });
+        if (outcome != Outcome::done) return outcome;
+        bool again = std::any_of(tiles.begin(), tiles.end(), [](const auto& of_rank) { return !of_rank.empty(); });
+        if (!again) {
+            unread_ = false;
+            each_other([&](int r) {
+                const auto [from, size] = part_of(r);
+                if (homes_[r] != nullptr)
+                    haul_.copy(x + from, homes_[r] + from, size, false);
+                else
+                    haul_.read(x + from, r, addresses_[r], from, size);
+            });
+            haul_.carry_out([this](const Load&) { unread_ = true; });
+            outcome = ask_all(call, !unread_, [&](int) { again = true; });
+            if (outcome != Outcome::done || !again) return outcome;
+        }
+        s_.read_peers(false);
+        for (int r = 0; r < ranks() && outcome == Outcome::done; ++r) {
+            const auto [from, size] = part_of(r);
+            const std::size_t each = far_tile(size);
+            tiles[r].resize(tiles_of(size), tiles[r].empty() ? 1 : 0);
+            for (std::size_t i = 0; i < tiles[r].size() && outcome == Outcome::done; ++i) {
+                const std::size_t at = i * each, length = std::min(each, size - at);
+                outcome = tiles[r][i] != 0 ? broadcast(call, x + from + at, length, r)
+                                           : all_reduce(call, x + from + at, length / item, how);
+            }
+        }
+        return outcome;
+    }
+    std::size_t tiles_of(std::size_t bytes) const noexcept { return (bytes + far_tile(bytes) - 1) / far_tile(bytes); }
+
+    // A step at which each rank says whether all is well with it. `not_well(r)` is called for each that says no.
+    template <class NotWell>
+    Outcome ask_all(const Call& call, bool well, NotWell not_well) {
+        s_.next_line().home.store(well ? 0 : 1, std::memory_order_relaxed);
+        s_.arrive();
+        const Outcome outcome = s_.wait(s_.step(), call.bound);
+        if (outcome != Outcome::done) return outcome;
+        for (int r = 0; r < ranks(); ++r)
+            if (s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed) != 0) not_well(r);
+        return outcome;
+    }
+
     // Tile by tile, so that the result is copied to the others while it is in the cache.
     template <class Place>
     void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
@@ -849,6 +1014,8 @@ private:
 
     Segment& s_;
     OneWay one_way_;
+    Crew crew_;
+    Haul haul_;
     bool resumes_ = false;  // the next operation was interrupted before: it has shown all it has to show
     Telling telling_{};     // the scatter under way
     std::vector<std::byte*> homes_;           // arrays in heaps; null for others
@@ -856,6 +1023,9 @@ private:
     bool unread_ = false;                     // this rank could not read one of them
     Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
     std::vector<const std::byte*> sources_;
+    std::vector<const std::byte*> near_;      // of `combine_near_and_far`
+    std::vector<std::uint8_t> summed_;
+    std::vector<Scratch> scratch_;            // one for each hand
 };
 
 }  // namespace phalanx

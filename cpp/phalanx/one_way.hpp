@@ -175,8 +175,8 @@ public:
         if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
         for (int r = 0; r < s_.ranks(); ++r) {
             if (r == s_.rank() || (!to_root && r != root)) continue;
-            if (!s_.reached(r, step) || s_.note(r, step).entered.load(std::memory_order_seq_cst) != step || differs(r))
-                return mismatch(step, r);
+            const bool is_here = s_.reached(r, step) && s_.note(r, step).entered.load(std::memory_order_seq_cst) == step;
+            if (differs(r) || (!is_here && outcome == Outcome::done)) return mismatch(step, r);
         }
         first_ = step;
         return outcome;

@@ -135,9 +135,20 @@ struct Thresholds {
     std::size_t reduced_by_all = 16 << 10;
     // Bytes from one rank to another from which they are read where they lie, in the memory of the other's process.
     std::size_t copy_once_from = never;
-    // But a gather of parts from this length on goes through the slots: while its root copies, the other copies the next
-    // piece, and the pieces stay in the caches. The measurement that stands for all operations knows no such length.
+    // But a gather of parts from this length on goes through the slots, unless threads help: while its root copies, the other
+    // copies the next piece, and the pieces stay in the caches. The measurement that stands for all operations knows no such
+    // length.
+#if defined(__aarch64__)
+    std::size_t gather_in_pieces_from = 512 << 10;
+    std::size_t all_gather_in_pieces_from = 2 << 20;
+#else
     std::size_t gather_in_pieces_from = 2 << 20;
+    std::size_t all_gather_in_pieces_from = never;
+#endif
+    // Threads of each rank that help it with what is long, and reads where that lies: for cores that the ranks leave free. From
+    // so many bytes on they do; what gains less by it begins at a multiple of that.
+    int helpers = 0;
+    std::size_t worth_helping = 1 << 20;
 };
 
 // One rank's view of the segment. Of the threads of a process only one may keep step at a time; `abort` may come from
@@ -362,7 +373,7 @@ private:
         leaver_ = -1;
         const auto ready = [&] {
             while (known < last && (reached(known, step) || (known == rank_ && awaited == Verdict::others))) ++known;
-            return known == last || hopeless(known) || find_leaver(known, last, step);
+            return known == last || hopeless(known) || find_leaver(known, last, step) || will_not_come(first, last, step);
         };
         const auto crowded = [&] {
             return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
@@ -386,8 +397,16 @@ private:
         }
         if (leaver_ >= 0) outcome = Outcome::left;
         if (outcome == Outcome::interrupted && limits.resumable) return outcome;
-        if (outcome == Outcome::done && known < last) return outcome;  // hopeless: the caller knows why
+        // If that was hopeless, the caller knows why.
+        if (outcome == Outcome::done && known < last && !will_not_come(first, last, step)) return outcome;
         return settle(outcome, step, awaited);
+    }
+
+    // Whether one of those who are waited for has given the step up before it came.
+    bool will_not_come(int first, int last, std::uint64_t step) const noexcept {
+        const Verdict verdict(header().verdict.load(std::memory_order_seq_cst));
+        if (verdict.word() == 0 || verdict.open() || verdict.step(step) > step) return false;
+        return verdict.rank() >= first && verdict.rank() < last && verdict.rank() != rank_ && !reached(verdict.rank(), step);
     }
 
     // Says what this rank waits for. Seen by whoever sees that it sleeps.

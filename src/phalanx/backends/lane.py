@@ -84,6 +84,9 @@ class Lane(ABC):
     oversubscribed = True
     """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
 
+    spare_cores = 0
+    """Cores of this host for each of its ranks, besides the one that the rank runs on."""
+
     buffered = 16 << 10
     """Bytes up to which a message is sent even if no receiver waits for it."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..tuning import NEVER, current
+from ..tuning import MOST_HELPERS, NEVER, current
 
 __all__ = ["NOTHING", "Lending", "lending_with"]
 
@@ -18,8 +18,6 @@ LEND_FROM = 2 << 20
 """Bytes of a payload from which a copy less, or a thread more, gains more than it takes to arrange."""
 LEND_FOR = 20e-3
 """Seconds without progress after which a sender takes its memory back: on a busy machine the reader comes later."""
-MOST_HELPERS = 3
-"""Threads that copy beside the one that waits for the payload."""
 
 
 class Lending(NamedTuple):

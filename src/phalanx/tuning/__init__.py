@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from .lookup import current
-from .values import DEFAULTS, NEVER, Tuning
+from .values import DEFAULTS, MOST_HELPERS, NEVER, Tuning
 
-__all__ = ["DEFAULTS", "NEVER", "Tuning", "current"]
+__all__ = ["DEFAULTS", "MOST_HELPERS", "NEVER", "Tuning", "current"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-__all__ = ["BOUNDS", "DEFAULTS", "NEVER", "RARELY", "Tuning"]
+__all__ = ["BOUNDS", "DEFAULTS", "MOST_HELPERS", "NEVER", "RARELY", "Tuning"]
 
 RARELY = 1 << 30
 """Bytes that hardly any array has. The long parts of a scatter to several ranks are read by address all the same."""
 NEVER = 1 << 40
 """A size that no array reaches."""
+
+MOST_HELPERS = 3
+"""Threads that copy beside the one of a rank that waits for the bytes, where the ranks of a host leave cores free."""
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "reduced_by_all": (1 << 10, 1 << 20),

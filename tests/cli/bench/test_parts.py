@@ -242,17 +242,18 @@ class FakeMachine:
     def __init__(self, *speeds: float) -> None:
         self.speeds = speeds
         self.tried: list[tuple[int, int]] = []
+        self.gain_of_a_thread = 0.0
 
     def __call__(
         self, size: int, reads: int, writes: int, in_place: bool, mover: int, threads: int, rounds: int, budget: float
     ) -> float:
         self.tried.append((mover, threads))
-        return size * (reads + writes) / self.speeds[mover]
+        return size * (reads + writes) / self.speeds[mover] / (1 + self.gain_of_a_thread * (threads - 2))
 
 
 def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
     machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9, 1e9)
-    limits = MachineLimits(machine, 4)
+    limits = MachineLimits(machine, 2)
     movement = Movement(1_000_000, 1, 1, False)
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
     assert machine.tried == [(mover, 2) for mover in range(len(MOVERS))]
@@ -263,7 +264,15 @@ def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
     machine.speeds = (1e9, 1e9, 1e9, 8e9, 1e9)
     assert limits.measure(movement, 2) == pytest.approx(0.25e-3)
     assert limits.measure(movement, 16) is not None
-    assert machine.tried[-1][1] == 4, "no more threads than cores"
+    assert machine.tried[-1][1] == 2, "no more threads than cores"
+
+
+def test_the_limit_is_that_of_ranks_with_threads_that_help() -> None:
+    machine = FakeMachine(*[1e9] * len(MOVERS))
+    machine.gain_of_a_thread = 0.5
+    movement = Movement(1_000_000, 1, 1, False)
+    assert MachineLimits(machine, 6).measure(movement, 2) == pytest.approx(2e-3 / 3)
+    assert {threads for _, threads in machine.tried} == {2, 6}
 
 
 def test_no_limit_where_it_cannot_be_measured() -> None:

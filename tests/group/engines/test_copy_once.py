@@ -176,7 +176,7 @@ def test_a_rank_that_becomes_another_user() -> None:
 
 
 def with_a_secret(group: px.Group) -> list[bool]:
-    count = 1 << 20
+    count = 1 << 18
     group.barrier()
     found = [by_address(group)]
     room = mmap.mmap(secret_memory(4 * count), 4 * count) if group.rank == 1 else bytearray(4 * count)

@@ -38,7 +38,8 @@ def offer(
     pid: int | None = None,
 ) -> bytes:
     maker = os.getpid() if pid is None else pid
-    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, reduced_by_all, spins, copy_once_from, False, nonce)
+    settings = reduced_by_all, spins, copy_once_from
+    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, *settings, False, 0, nonce)
 
 
 def _unsealed() -> int:
@@ -87,7 +88,7 @@ def open_files() -> set[str]:
 
 
 def test_what_is_meant_is_mapped() -> None:
-    fd, words = segment_setup._make(2, 2, HEAP, DEFAULTS)
+    fd, words = segment_setup._make(2, 2, 0, HEAP, DEFAULTS)
     with held(lambda: fd):
         assert segment_setup._open(words, 1, 2) is not None
 

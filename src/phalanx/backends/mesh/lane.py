@@ -61,7 +61,7 @@ class MeshLane(Lane):
         self._fast_messages: FastMessages | None = None
         self._stream_messages: StreamMessages | None = None
         self._dialling = [threading.Lock() for _ in self.members]
-        self.oversubscribed = world.oversubscribed
+        self.oversubscribed, self.spare_cores = world.oversubscribed, world.spare_cores
         if core is not None:
             self.wait_policy = core.WaitPolicy(self.oversubscribed)
         world.add_lane(self._key, self)

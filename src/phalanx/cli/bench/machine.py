@@ -18,6 +18,7 @@ import numpy as np
 
 from phalanx._native import core
 from phalanx.cli.run.plan import cores
+from phalanx.tuning import MOST_HELPERS
 from phalanx.tuning.store import cpu_model
 
 from .results import Bandwidth, Machine
@@ -98,7 +99,13 @@ class MachineLimits:
         """Tries a movement once more. Returns the seconds of the best try so far; None without the core, or memory."""
         if self._time is None:
             return None
-        threads = min(ranks, self._cores)
+        # A rank may have threads that help it: the least time is that of the better team.
+        teams = sorted({min(ranks, self._cores), min(ranks * (1 + MOST_HELPERS), self._cores)})
+        found = [self._try(movement, threads) for threads in teams]
+        return None if None in found else min(seconds for seconds in found if seconds is not None)
+
+    def _try(self, movement: Movement, threads: int) -> float | None:
+        assert self._time is not None
         seen = self._best.setdefault((movement, threads), {})
         fastest = min(seen.values(), default=math.inf)
         for mover in range(len(MOVERS)):

@@ -28,7 +28,7 @@ from ...backends.base import LaneBackend
 from ...backends.lane import Lane
 from ...rendezvous.cores import cores_between
 from ...transports.shared_memory import make_memory, open_memory
-from ...tuning import Tuning, current
+from ...tuning import MOST_HELPERS, Tuning, current
 from ..running_collective import RunningCollective
 from ..tracking.fingerprint import fingerprint_of
 from .base import EngineSetup
@@ -58,7 +58,7 @@ LITTLE_PATIENCE = (0, 8)
 """Looks and yields where there are fewer cores than ranks."""
 LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
 """Nanoseconds of a yield after which a rank sleeps: others want the core. Ranks that share it are no others."""
-_OFFER = struct.Struct("<?QQQQQQQ?16s")
+_OFFER = struct.Struct("<?QQQQQQQ?B16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
@@ -95,7 +95,8 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
         if maps and lane.rank == neighbours[0]:
             try:
                 cores = cores_between(setup.backend.core_masks[rank] for rank in neighbours)
-                fd, offer = _make(len(neighbours), cores, heap, current(sharing.deadline.remaining()))
+                helpers = min(lane.spare_cores, MOST_HELPERS)
+                fd, offer = _make(len(neighbours), cores, helpers, heap, current(sharing.deadline.remaining()))
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
@@ -138,16 +139,17 @@ def end_with_lane(segment: Segment, lane: Lane) -> None:
     lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
 
 
-def _make(ranks: int, cores: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
+def _make(ranks: int, cores: int, helpers: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
     """The descriptor of new memory, and what the others need to find it and to use it in the same way.
 
-    Whether the ranks share cores is decided here, too: they cut arrays accordingly, and each may know of other cores.
+    Whether the ranks share cores, or have some to spare for threads that help, is decided here, too: they cut and show
+    arrays accordingly, and each may know of other cores.
     """
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
     settings = tuning.reduced_by_all_of(ranks, cores), tuning.spins, tuning.copy_once_from
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, ranks > cores, nonce)
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, ranks > cores, helpers, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -157,7 +159,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, reduced_by_all, spins, copy_once_from, crowded, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, reduced_by_all, spins, copy_once_from, crowded, helpers, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
@@ -169,7 +171,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         patience = (*LITTLE_PATIENCE, LONG_YIELD_CROWDED) if crowded else (tuning.spins, YIELDS, LONG_YIELD)
-        thresholds = tuning.reduced_by_all, tuning.copy_once_from
+        thresholds = tuning.reduced_by_all, tuning.copy_once_from, 0 if crowded else helpers
         segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)
         return segment
     finally:

@@ -1,0 +1,158 @@
+// Threads that share a long piece of work with the one that has it, where the ranks of a machine leave cores free: one core
+// copies less in a second than the memory could give.
+//
+// They are made when they are first needed, sleep while there is nothing to do, and end with the crew. Whoever has the work
+// does it, too, and waits for nobody who has not begun: a helper that gets no core costs nothing.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace phalanx {
+
+class Crew {
+public:
+    static constexpr int largest = 16;
+
+    explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)) {}
+    ~Crew() {
+        if (threads_ == nullptr) return;
+        if (owner_ != getpid()) {
+            threads_.release();  // a forked child has no such threads, and cannot even let go of them
+            return;
+        }
+        over_.store(true, std::memory_order_seq_cst);
+        bell_.wake();
+        for (std::thread& thread : *threads_) thread.join();
+    }
+    Crew(const Crew&) = delete;
+    Crew& operator=(const Crew&) = delete;
+
+    int helpers() const noexcept { return most_; }
+
+    // Calls `work(piece, hand)` once for each piece, in this thread, whose hand is 0, and in up to so many others. Returns when
+    // all are done. `work` must not throw.
+    template <class Work>
+    void share(std::size_t pieces, int helpers, Work& work) {
+        const int wanted = static_cast<int>(std::min<std::size_t>(std::min(helpers, most_), pieces > 0 ? pieces - 1 : 0));
+        const std::uint32_t hired = wanted > 0 && may_call() ? hire(wanted) : 0;
+        if (hired == 0) {
+            for (std::size_t piece = 0; piece < pieces; ++piece) work(piece, 0);
+            return;
+        }
+        do_piece_ = [](void* given, std::size_t piece, int hand) { (*static_cast<Work*>(given))(piece, hand); };
+        work_ = &work;
+        pieces_ = pieces;
+        next_.store(0, std::memory_order_relaxed);
+        turn_.store(++turns_, std::memory_order_seq_cst);
+        if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired; asleep != 0) bell_.wake(asleep);
+        const std::int64_t since = monotonic_ns();
+        do_pieces(0);
+        turn_.store(0, std::memory_order_seq_cst);
+        wait_for_those_inside(since);
+    }
+
+private:
+    // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, does without for so many
+    // times: others want the cores.
+    static constexpr std::int64_t late_ns = 300'000;
+    static constexpr std::int64_t late_part = 4;
+    static constexpr int rests = 16;
+    static constexpr std::int64_t long_ns = std::int64_t{3600} * 1'000'000'000;
+
+    bool may_call() noexcept { return rest_ == 0 || --rest_ == 0; }
+
+    // The bits of so many helpers on the bell; of fewer if there are no more threads to be had.
+    std::uint32_t hire(int wanted) {
+        if (threads_ == nullptr) {
+            threads_ = std::make_unique<std::vector<std::thread>>();
+            threads_->reserve(largest);
+            owner_ = getpid();
+        }
+        if (owner_ != getpid()) return 0;
+        sigset_t all, before;
+        if (static_cast<int>(threads_->size()) < wanted) {
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);  // signals go to the program's own threads
+            try {
+                while (static_cast<int>(threads_->size()) < wanted) {
+                    const int hand = static_cast<int>(threads_->size()) + 1;
+                    threads_->emplace_back([this, hand] { help(hand); });
+                    pthread_setname_np(threads_->back().native_handle(), "phalanx-crew");
+                }
+            } catch (const std::system_error&) {
+                most_ = static_cast<int>(threads_->size());
+            }
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        }
+        const auto hired = static_cast<unsigned>(std::min(wanted, most_));
+        return (std::uint32_t{1} << hired) - 1;
+    }
+
+    void help(int hand) noexcept {
+        const std::uint32_t bit = std::uint32_t{1} << (hand - 1);
+        std::uint64_t seen = 0;
+        while (!over_.load(std::memory_order_seq_cst)) {
+            const std::uint32_t word = bell_.word.load(std::memory_order_seq_cst);
+            bell_.sleepers.fetch_or(bit, std::memory_order_seq_cst);
+            const std::uint64_t turn = turn_.load(std::memory_order_seq_cst);
+            if (turn == 0 || turn == seen) {
+                if (!over_.load(std::memory_order_seq_cst)) detail::sleep_on(bell_, word, long_ns, bit);
+                continue;
+            }
+            seen = turn;
+            // In this order: who is inside is waited for, unless it finds that the turn was over before.
+            inside_.fetch_add(1, std::memory_order_seq_cst);
+            if (turn_.load(std::memory_order_seq_cst) == turn) do_pieces(hand);
+            inside_.fetch_sub(1, std::memory_order_seq_cst);
+        }
+    }
+
+    void do_pieces(int hand) noexcept {
+        for (;;) {
+            const std::size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+            if (piece >= pieces_) return;
+            do_piece_(work_, piece, hand);
+        }
+    }
+
+    // `since`: when this thread began with its own pieces.
+    void wait_for_those_inside(std::int64_t since) noexcept {
+        if (inside_.load(std::memory_order_seq_cst) == 0) return;
+        const std::int64_t done = monotonic_ns();
+        for (int looks = 1; inside_.load(std::memory_order_seq_cst) != 0; ++looks) {
+            relax();
+            if (looks % 64 == 0) sched_yield();
+        }
+        if (monotonic_ns() - done > std::max(late_ns, (done - since) / late_part)) rest_ = rests;
+    }
+
+    int most_;
+    std::unique_ptr<std::vector<std::thread>> threads_;
+    pid_t owner_ = 0;  // the process that has them
+    int rest_ = 0;
+    std::uint64_t turns_ = 0;
+    // The work of this turn: written before the turn is shown, and not changed while anybody is inside.
+    void (*do_piece_)(void*, std::size_t, int) = nullptr;
+    void* work_ = nullptr;
+    std::size_t pieces_ = 0;
+    Bell bell_;
+    alignas(64) Shared<std::size_t> next_{0};
+    alignas(64) Shared<std::uint64_t> turn_{0};  // 0: there is nothing to do
+    Shared<int> inside_{0};
+    Shared<bool> over_{false};
+};
+
+}  // namespace phalanx

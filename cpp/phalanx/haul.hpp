@@ -1,0 +1,108 @@
+// The long copies of one operation: they are named first, and then made together, by several threads where there are cores to
+// spare.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "crew.hpp"
+#include "jitter.hpp"
+#include "segment.hpp"
+#include "stream_copy.hpp"
+
+namespace phalanx {
+
+struct Load {
+    std::byte* to;
+    const std::byte* from;  // in memory that this process has; null if it lies in another's:
+    int rank;               // in that of this rank,
+    std::uint64_t home;     // at this address
+    std::size_t bytes;
+    std::size_t place;   // in the array that it is of
+    bool bypasses;       // the caches
+    bool missed = false;
+
+    Load part(std::size_t begin, std::size_t size) const noexcept {
+        return {to + begin, from == nullptr ? nullptr : from + begin, rank, home + begin, size, place + begin, bypasses};
+    }
+};
+
+class Haul {
+public:
+    // An operation names one for each rank at most.
+    Haul(Segment& segment, Crew& crew) : s_(segment), crew_(crew) { loads_.reserve(static_cast<std::size_t>(segment.ranks())); }
+
+    bool empty() const noexcept { return loads_.empty(); }
+
+    // From the memory of another rank's process; `home` is that of its array.
+    void read(std::byte* to, int rank, std::uint64_t home, std::size_t place, std::size_t bytes) {
+        if (bytes > 0) loads_.push_back({to, nullptr, rank, home + place, bytes, place, false});
+    }
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool bypasses) {
+        if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, bypasses});
+    }
+
+    // Makes all of them. `miss(load)` is called for each that could not be read.
+    template <class Miss>
+    void carry_out(Miss miss) {
+        if (loads_.empty()) return;
+        const Emptying at_end{loads_};
+        const std::size_t worth = s_.thresholds().worth_helping;
+        std::size_t total = 0;
+        for (const Load& load : loads_) total += load.bytes;
+        const auto helpers = static_cast<int>(std::min<std::size_t>(crew_.helpers(), total < worth ? 0 : 2 * total / worth - 1));
+        if (helpers == 0)
+            for (Load& load : loads_) load.missed = !carry(load);
+        else
+            share(total, helpers);
+        for (const Load& load : loads_)
+            if (load.missed) miss(load);
+    }
+
+private:
+    // Whatever happens: the next operation has nothing to do with these.
+    struct Emptying {
+        std::vector<Load>& loads;
+        ~Emptying() { loads.clear(); }
+    };
+
+    bool carry(const Load& load) const noexcept {
+        if (load.from == nullptr) return s_.read(load.rank, load.to, load.home, load.bytes);
+        if (load.bypasses)
+            stream_copy(load.to, load.from, load.bytes);
+        else
+            jitter::copy(load.to, load.from, load.bytes);
+        return true;
+    }
+
+    // In pieces that are short enough for all to be done at about the same time, and not too short for the kernel.
+    void share(std::size_t total, int helpers) {
+        const std::size_t shortest = s_.thresholds().worth_helping / 8;
+        const std::size_t each = std::clamp(total / (8 * (static_cast<std::size_t>(helpers) + 1)), shortest, 4 * shortest);
+        const std::size_t piece = (each + 63) / 64 * 64;
+        pieces_.clear();
+        for (std::size_t i = 0; i < loads_.size(); ++i)
+            for (std::size_t at = 0; at < loads_[i].bytes; at += piece) pieces_.push_back({i, at});
+        auto work = [&](std::size_t k, int) {
+            const auto [i, at] = pieces_[k];
+            Load& load = loads_[i];
+            if (!carry(load.part(at, std::min(piece, load.bytes - at))))
+                std::atomic_ref<bool>(load.missed).store(true, std::memory_order_relaxed);
+        };
+        crew_.share(pieces_.size(), helpers, work);
+    }
+
+    struct Piece {
+        std::size_t load, at;
+    };
+
+    Segment& s_;
+    Crew& crew_;
+    std::vector<Load> loads_;
+    std::vector<Piece> pieces_;
+};
+
+}  // namespace phalanx
