@@ -135,6 +135,7 @@ public:
         // With more readers, one array is read more often, and they stand in each other's way in its page tables.
         const auto readers = static_cast<std::size_t>(ranks() - 1);
         if (rank() == root) way.home = home_of(x, bytes, bytes, is_helped(bytes, 4 * readers));
+        way.shares_slot = fits_share(way, bytes);
         return pass(
             call, way, {x, bytes}, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -175,6 +176,7 @@ public:
         way.window = std::min(way.window, window_bytes());
         const bool in_pieces = !has_helpers() && longest >= s_.thresholds().gather_in_pieces_from;
         if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest) && !in_pieces);
+        way.shares_slot = fits_share(way, longest);
         return pass(
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
@@ -193,6 +195,7 @@ public:
         way.window = std::min(region_bytes(1), longest);
         const std::size_t total = counts.sum_before(ranks());
         if (rank() == root) way.home = home_of(source, total, total, parts_by_address(longest));
+        way.shares_slot = fits_share(way, ranks() * longest);
         const auto take_own = [&] { copy_at_once(target, source + counts.sum_before(root), counts[root]); };
         const Outcome outcome = pass(
             call, way, {source, total}, [total](int) { return total; },
@@ -238,21 +241,23 @@ public:
         const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
         telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
-        way.at_readers = !in_note && parts_at_readers(parts.shown_bytes());
+        way.shares_slot = !in_note && total + parts.words.size() <= s_.share_bytes() / 2;
+        way.at_readers = !in_note && !way.shares_slot && parts_at_readers(parts.shown_bytes());
         if (way.at_readers) way.window = parts.bytes;
-        if (!way.in_note && !way.at_readers && total > 0)
+        if (!way.in_note && !way.shares_slot && !way.at_readers && total > 0)
             way.home = home_of(source.whole(), total, total, parts_by_address(parts.bytes));
         if (Segment::is_address(way.home)) way.in_slot = parts_in_slot(parts.bytes);
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
             const PartsHead head{parts.bytes,  parts.kind, static_cast<std::uint16_t>(parts.words.size()), parts.where, way.in_note,
-                                 way.at_readers, static_cast<std::uint8_t>(way.in_slot)};
+                                 way.at_readers, static_cast<std::uint8_t>(way.in_slot), way.shares_slot};
             std::memcpy(note.data, &head, sizeof(head));
             std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
             if (way.at_readers)
                 show_parts_at_readers();
             else if (way.home == 0)
                 show_parts(data, 0);
-            copy(way.in_note ? data + total : slot + words_at(), parts.words.data(), parts.words.size());
+            std::byte* const words = way.in_note || way.shares_slot ? data + total : slot + words_at();
+            copy(words, parts.words.data(), parts.words.size());
         });
     }
 
@@ -359,6 +364,7 @@ public:
         if (bytes > reduced_by_root) return reduce_by_parts(call, x, count, how, root);
         Way way = way_of(root, bytes);
         way.to_root = true;
+        way.shares_slot = fits_share(way, bytes);
         return pass(
             call, way, {}, [bytes](int) { return bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, x + from, size); },
@@ -405,7 +411,7 @@ private:
         bool by_address;        // whether arrays that lie elsewhere are read there
     };
 
-    // What `tell_parts` shows in the root's note. Short parts and words lie behind it, others in the slot.
+    // What `tell_parts` shows in the root's note. Short parts and words lie behind it, others in the slot or a share of it.
     struct PartsHead {
         std::uint64_t bytes;
         std::uint64_t kind;
@@ -414,6 +420,7 @@ private:
         std::uint8_t in_note;
         std::uint8_t at_readers;
         std::uint8_t in_slot;
+        std::uint8_t shares_slot;
     };
     static_assert(most_words <= UINT16_MAX);
     static constexpr std::size_t most_parts_in_slot = UINT8_MAX;
@@ -451,10 +458,14 @@ private:
         PartsHead head;
         std::memcpy(&head, note.data, sizeof(head));
         Parts parts{head.bytes, head.kind, {}, head.where};
-        const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + ranks() * parts.shown_bytes()
+        const std::size_t total = ranks() * parts.shown_bytes();
+        const bool shares_slot = head.shares_slot != 0 && total + head.words <= s_.share_bytes();
+        const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + total
+                                 : shares_slot     ? s_.share_of_slot(root, one_way_.first()) + total
                                                    : s_.slot(root, one_way_.first()) + words_at();
         parts.words = {words, std::min<std::size_t>(head.words, most_words)};
         telling_ = {nullptr, parts, parts_way(root, parts.shown_bytes(), head.in_note != 0)};
+        telling_.way.shares_slot = shares_slot;
         telling_.way.in_slot = head.in_slot;
         telling_.way.at_readers = head.at_readers != 0;
         if (telling_.way.at_readers) telling_.way.window = std::min<std::size_t>(parts.bytes, s_.layout().slot_bytes);
@@ -532,6 +543,11 @@ private:
         return {root, false, longest, std::min(longest, s_.layout().slot_bytes), longest <= sizeof(Note::data), 0};
     }
 
+    // The same on all ranks, whatever they show.
+    bool fits_share(const Way& way, std::size_t footprint) const noexcept {
+        return !way.in_note && footprint <= s_.share_bytes() && way.longest <= way.window;
+    }
+
     // An operation that goes one way. `publish(to, from, size)` writes the window [from, from + size) of what this rank shows,
     // `consume(shown, from, size)` reads it. `meanwhile()` is for whoever has only to wait for the others to read.
     template <class Bytes, class Publish, class Consume, class Meanwhile>
@@ -565,9 +581,10 @@ private:
         find_homes(home_shown, bytes_of);
         return one_way_.go_on_reading(call, way, [&](std::uint64_t piece, std::size_t from, std::size_t size) {
             fetched_ = Outcome::done;
-            const auto where = way.in_note      ? Shown::Where::note
-                               : way.at_readers ? Shown::Where::own_slot
-                                                : Shown::Where::slot;
+            const auto where = way.in_note       ? Shown::Where::note
+                               : way.at_readers  ? Shown::Where::own_slot
+                               : way.shares_slot ? Shown::Where::share
+                                                 : Shown::Where::slot;
             consume(Shown(*this, where, one_way_.first() + piece), from, size);
             haul_.carry_out([&](const Load& load) {
                 if (fetched_ == Outcome::done)
@@ -679,7 +696,7 @@ private:
     // One piece of what the others show.
     class Shown {
     public:
-        enum class Where { line, note, slot, own_slot };
+        enum class Where { line, note, share, slot, own_slot };
 
         // At a step.
         Shown(Collectives& ops, Where where, std::uint64_t step) noexcept : ops_(ops), where_(where), step_(step) {}
@@ -690,6 +707,7 @@ private:
             switch (where_) {
                 case Where::line: return ops_.s_.line_of(r, step_).small + region;
                 case Where::note: return ops_.s_.note(r, step_).data + region;
+                case Where::share: return ops_.s_.share_of_slot(r, step_) + region;
                 case Where::own_slot: return ops_.s_.slot(ops_.rank(), step_) + region;
                 case Where::slot: break;
             }

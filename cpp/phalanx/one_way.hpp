@@ -4,8 +4,8 @@
 // apart. Three rules hold that together:
 //
 // - Who has reached a step has read all that it had to read there. What a rank shows lies in its note of that step, or in
-//   its slot, and is written again only when everybody was seen far enough: `notes` steps later for a note, and for a slot as
-//   in `collectives.hpp`, at the step before the last.
+//   its slot or a share of it, and is written again only when everybody was seen far enough: `notes` steps later for a note,
+//   `share_lag` for a share, and for a slot as in `collectives.hpp`, at the step before the last.
 // - Before an operation at which all meet, a rank waits until all have caught up.
 // - A rank enters an operation by writing its fingerprint into its note; a reader compares it with its own, also while it
 //   waits, because the other may be waiting as well. Two roots that both only show would not notice it: so a root claims
@@ -57,6 +57,7 @@ struct Way {
     int in_slot = 0;
     bool mine_in_slot = false;  // this rank's part is one of them
     bool at_readers = false;    // each part lies in the slot of the rank that reads it
+    bool shares_slot = false;   // the only piece lies in a share of the slot
 
     std::uint64_t pieces() const noexcept {
         if (in_slot > 0) return 2;
@@ -120,13 +121,14 @@ public:
     template <class Write>
     Outcome begin_showing(const Call& call, const Way& way, Write write) {
         const std::uint64_t step = s_.step() + 1;
-        if (const Outcome outcome = enter(call, way.in_note ? notes : slot_lag); outcome != Outcome::done) return outcome;
+        if (const Outcome outcome = enter(call, &way); outcome != Outcome::done) return outcome;
         if (!way.to_root)
             if (const int other = s_.claim_root(step); other >= 0) return mismatch(step, other);
         const std::uint64_t fingerprint = shown_fingerprint(call);
         Note& note = enter_note(step, fingerprint);
         note.home.store(way.home, std::memory_order_relaxed);
-        write(note, s_.slot(s_.rank(), step));
+        if (fills_slot(way)) filled_ = step;
+        write(note, way.shares_slot ? s_.share_of_slot(s_.rank(), step) : s_.slot(s_.rank(), step));
         shown_ = {step, step, fingerprint};
         return arrive();
     }
@@ -136,6 +138,7 @@ public:
     Outcome show_next(const Call& call, Write write) {
         const std::uint64_t step = s_.step() + 1;
         if (const Outcome outcome = see_everybody(step, slot_lag, call); outcome != Outcome::done) return outcome;
+        filled_ = step;
         write(s_.slot(s_.rank(), step));
         return arrive();
     }
@@ -160,7 +163,7 @@ public:
     // Waits for those who show something. Nothing of theirs may be looked at before.
     Outcome begin_reading(const Call& call, int root, bool to_root) {
         const std::uint64_t step = s_.step() + 1;
-        if (const Outcome outcome = enter(call, notes); outcome != Outcome::done) return outcome;
+        if (const Outcome outcome = enter(call); outcome != Outcome::done) return outcome;
         const std::uint64_t fingerprint = shown_fingerprint(call);
         enter_note(step, fingerprint);
         const auto differs = [&](int r) {
@@ -236,7 +239,7 @@ public:
     bool was_asked() const noexcept { return was_asked_; }
 
 private:
-    // Steps that a rank may be ahead of others when it writes into a slot. Of its notes it has more: `notes`.
+    // Steps that a rank may be ahead of others when it writes into a slot. Of its notes and the shares of its slots it has more.
     static constexpr std::uint64_t slot_lag = 2;
     // Operations since all have met from which on more of the kind are expected.
     static constexpr int long_run = 8;
@@ -263,11 +266,23 @@ private:
         return outcome;
     }
 
-    Outcome enter(const Call& call, std::uint64_t lag) {
+    // `way`: of a rank that shows something.
+    Outcome enter(const Call& call, const Way* way = nullptr) {
         if (s_.aborted()) return Outcome::aborted;
         if (!ahead_) met_until_ = s_.step();
         ahead_ = true;
-        return see_everybody(s_.step() + 1, lag, call);
+        const std::uint64_t step = s_.step() + 1;
+        if (way == nullptr || way->in_note) return see_everybody(step, notes, call);
+        return see_everybody(step, fills_slot(*way) ? slot_lag : share_lag(step), call);
+    }
+
+    static bool fills_slot(const Way& way) noexcept { return !way.in_note && (!way.shares_slot || way.home != 0); }
+
+    // The same for a share of a slot. Nobody may still read what filled the slot: what this rank has shown there, or what an
+    // operation at which all met has left.
+    std::uint64_t share_lag(std::uint64_t step) const noexcept {
+        const std::uint64_t last_read = std::max(met_until_ + 1, filled_);
+        return std::clamp(step > last_read ? step - last_read : 0, slot_lag, depth * s_.shares() - slot_lag);
     }
 
     Note& enter_note(std::uint64_t step, std::uint64_t fingerprint) noexcept {
@@ -366,6 +381,7 @@ private:
     std::uint64_t requests_ = 0;    // that this rank has made
     std::vector<std::uint64_t> answered_;  // the last one of each rank
     bool was_asked_ = false;
+    std::uint64_t filled_ = 0;      // the last step at which this rank wrote more than a share of a slot
 };
 
 }  // namespace phalanx

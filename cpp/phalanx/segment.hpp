@@ -34,6 +34,7 @@ namespace phalanx {
 inline constexpr std::size_t cache_line = 64;
 inline constexpr std::size_t page = 4096;
 inline constexpr int depth = 4;
+inline constexpr std::uint64_t most_shares = 16, few_shares = 4;  // of a slot
 
 // What a rank shows at a step: the count of its steps, and what others need at once. One cache line, so that a short
 // operation costs one transfer between cores.
@@ -173,6 +174,14 @@ public:
     std::byte* slot(int rank, std::uint64_t number) const noexcept {
         return base_ + layout_.slots() + (rank * depth + number % depth) * layout_.slot_bytes;
     }
+
+    // What belongs to a short step that goes one way need not fill a slot: a share of one is enough, so that a rank has many.
+    // Where ranks have a core each, a few will do, which stay in the caches.
+    std::byte* share_of_slot(int rank, std::uint64_t number) const noexcept {
+        return slot(rank, number) + number / depth % shares() * share_bytes();
+    }
+    std::size_t share_bytes() const noexcept { return layout_.slot_bytes / most_shares; }
+    std::uint64_t shares() const noexcept { return crowded() ? most_shares : few_shares; }
 
     Note& note(int rank, std::uint64_t step) const noexcept {
         return reinterpret_cast<Note*>(base_ + layout_.notebooks())[rank * notes + step % notes];

@@ -522,6 +522,49 @@ void no_root(Rank& me) {
 }
 
 // The root may be far ahead of the others, in turns.
+// What lies in notes, in shares of slots and in whole slots, by turns, and operations at which all meet between them. Those who
+// only show run ahead of a rank that is slow now and then, and reads what nobody may have written again.
+void all_lengths(Rank& me, unsigned seed) {
+    std::mt19937 random(seed);  // the same on all ranks
+    std::mt19937 pauses(seed * 31 + me.rank());
+    const int n = me.ranks();
+    for (std::uint64_t turn = 0; turn < 600; ++turn) {
+        const std::size_t count = std::vector<std::size_t>{20, 200, 900, 900, 3000, 20000}[random() % 6];
+        const int root = turn / 100 % 2 == 0 ? 0 : static_cast<int>(random() % n);
+        if (pauses() % 40 == 0) {
+            const timespec span{0, 300'000};
+            nanosleep(&span, nullptr);
+        }
+        auto x = values_of(me.rank(), count, turn);
+        std::vector<std::int32_t> all(count * n, -1);
+        const std::size_t kind = random() % 16;
+        if (kind < 6) {
+            CHECK(me.ops.gather(me.call(), bytes_of(x), bytes_of(all), Lengths(4 * count), root) == Outcome::done);
+            for (int r = 0; r < n && me.rank() == root; ++r) {
+                const auto theirs = values_of(r, count, turn);
+                CHECK(std::equal(theirs.begin(), theirs.end(), all.begin() + r * count));
+            }
+        } else if (kind < 10) {
+            CHECK(me.ops.broadcast(me.call(), bytes_of(x), 4 * count, root) == Outcome::done);
+            CHECK(x == values_of(root, count, turn));
+        } else if (kind < 13) {
+            auto source = values_of(root, count * n, turn);
+            const std::vector<std::int32_t> expected(source.begin() + me.rank() * count, source.begin() + (me.rank() + 1) * count);
+            CHECK(me.ops.scatter(me.call(), bytes_of(source), bytes_of(x), Lengths(4 * count), root) == Outcome::done);
+            wipe(source);
+            CHECK(x == expected);
+        } else if (kind < 15) {
+            CHECK(me.ops.reduce(me.call(), bytes_of(x), count, sum, root) == Outcome::done);
+            if (me.rank() == root) CHECK(x == total_of(n, count, turn));
+        } else {
+            CHECK(me.ops.all_gather(me.call(), bytes_of(x), bytes_of(all), Lengths(4 * count)) == Outcome::done);
+            const auto last = values_of(n - 1, count, turn);
+            CHECK(std::equal(last.begin(), last.end(), all.begin() + (n - 1) * count));
+        }
+        wipe(x);
+    }
+}
+
 void many_broadcasts(Rank& me) {
     for (std::uint64_t turn = 0; turn < 1600; ++turn) {
         const int root = static_cast<int>(turn / 400) % me.ranks();
@@ -680,6 +723,9 @@ int main() {
         world(ranks, large, Patience{100, 1}, two_roots);
         world(ranks, large, Patience{100, 1}, no_root);
         world(ranks, large, Patience{100, 1}, many_broadcasts);
+        for (const Patience& patience : {Patience{100, 1}, Patience{0, 0}})
+            for (const Thresholds& thresholds : {Thresholds{}, by_address})
+                world(ranks, large, patience, [&](Rank& me) { all_lengths(me, ranks); }, thresholds);
         world(ranks, large, Patience{100, 1}, many_gathers);
         world(ranks, large, Patience{100, 1}, two_sinks);
         world(ranks, large, Patience{100, 1}, [](Rank& me) { all_show(me, true); });
