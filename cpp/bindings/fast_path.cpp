@@ -100,17 +100,16 @@ public:
             // Most short operations are done before another thread could make use of the GIL.
             call.bound.before_long = [](void* held) { *static_cast<PyThreadState**>(held) = PyEval_SaveThread(); };
             call.bound.after_long = [](void* held) { take_gil(*static_cast<PyThreadState**>(held)); };
-            try {
-                end.outcome = o.objects != nullptr ? static_cast<ObjectCall*>(o.objects)->run(o, call)
-                              : mpi_ == nullptr    ? in_segment(o, parts, call)
-                                                   : s_.ops.barrier(call);
-            } catch (const std::bad_alloc&) {  // for an object that is too long
-                end.interrupt = nb::borrow(PyExc_MemoryError)();
-                end.outcome = Outcome::interrupted;
-            }
+            end_without_memory(end, [&] {
+                return o.objects != nullptr ? static_cast<ObjectCall*>(o.objects)->run(o, call)
+                       : mpi_ == nullptr    ? in_segment(o, parts, call)
+                                            : s_.ops.barrier(call);
+            });
         } else {
-            const WithoutGil released;
-            end.outcome = in_segment(o, parts, call);
+            end_without_memory(end, [&] {
+                const WithoutGil released;
+                return in_segment(o, parts, call);
+            });
         }
         if (mpi_ != nullptr && !by_device(o) && end.outcome == Outcome::done) {
             int error = 0;
@@ -150,6 +149,18 @@ public:
         }
         if (!detached && end.interrupt.is_none()) end.interrupt = nb::borrow(PyExc_MemoryError)();
         return end;
+    }
+
+    // There may be no memory for an object that is long, or for what threads need that help with a sum. The others are in the
+    // middle of the operation then: it has failed for all.
+    template <class Operate>
+    static void end_without_memory(Ending& end, Operate operate) {
+        try {
+            end.outcome = operate();
+        } catch (const std::bad_alloc&) {
+            end.interrupt = nb::borrow(PyExc_MemoryError)();
+            end.outcome = Outcome::interrupted;
+        }
     }
 
     // Raises what it means that an operation has not gone well.

@@ -273,11 +273,13 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("abort",
              [](SharedSegment& s) {
                  s.segment.abort();
+                 s.ops.dismiss();
                  s.memory->retire();
              })
         .def("leave",
              [](SharedSegment& s) {
                  s.segment.leave();
+                 s.ops.dismiss();
                  s.memory->retire();
              })
         .def("flush", &flush)

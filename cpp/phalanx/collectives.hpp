@@ -121,6 +121,9 @@ public:
     // them, or will not.
     Outcome flush(const Bound& bound) { return one_way_.flush(bound); }
 
+    // There will be no more operations: helpers need not wait for any.
+    void dismiss() noexcept { crew_.dismiss(); }
+
     Outcome barrier(const Call& call) {
         if (const Outcome late = one_way_.catch_up(call); late != Outcome::done) return late;
         s_.next_line().home.store(0, std::memory_order_relaxed);
@@ -330,10 +333,16 @@ public:
         const std::size_t bytes = count * item;
         const std::size_t region = region_bytes(item);
         const std::size_t stride = std::min(region, bytes);
-        // If that fails, it is done once more: then this rank's part must be what it was.
+        // What is read where it lies may have to be done once more. Then this rank's part must be what it was, and a result in the
+        // place of it would be added to itself.
+        const bool far = is_helped(ranks() * bytes);
         const std::byte* own = source.part(rank(), rank() * bytes);
-        const bool apart = target + bytes <= own || own + bytes <= target;
-        const Shape shape{bytes, region, ranks() * bytes, apart && is_helped(ranks() * bytes)};
+        std::vector<std::byte> kept;
+        if (far && target < own + bytes && own < target + bytes) {
+            kept.assign(own, own + bytes);
+            own = kept.data();
+        }
+        const Shape shape{bytes, region, ranks() * bytes, far};
         return exchange(
             call, shape, source.whole(), [&](int) { return ranks() * bytes; },
             [&](std::byte* to, std::size_t from, std::size_t size) {

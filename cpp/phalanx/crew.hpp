@@ -2,7 +2,8 @@
 // copies less in a second than the memory could give.
 //
 // They are made when they are first needed, sleep while there is nothing to do, and end with the crew. Whoever has the work
-// does it, too, and waits for nobody who has not begun: a helper that gets no core costs nothing.
+// does it, too, and waits for nobody who has not begun: a helper that gets no core costs nothing. Helpers compute as the one
+// whom they help: with its rounding, and its way with denormal numbers.
 #pragma once
 
 #include <pthread.h>
@@ -13,10 +14,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "waiting.hpp"
 
@@ -28,19 +34,23 @@ public:
 
     explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)) {}
     ~Crew() {
+        dismiss();
         if (threads_ == nullptr) return;
-        if (owner_ != getpid()) {
+        if (owner_ != getpid())
             threads_.release();  // a forked child has no such threads, and cannot even let go of them
-            return;
-        }
-        over_.store(true, std::memory_order_seq_cst);
-        bell_.wake();
-        for (std::thread& thread : *threads_) thread.join();
+        else
+            for (std::thread& thread : *threads_) thread.join();
     }
     Crew(const Crew&) = delete;
     Crew& operator=(const Crew&) = delete;
 
     int helpers() const noexcept { return most_; }
+
+    // Lets the threads end, also while one has work for them, which then does the rest alone. There will be no others.
+    void dismiss() noexcept {
+        over_.store(true, std::memory_order_seq_cst);
+        bell_.wake();
+    }
 
     // Calls `work(piece, hand)` once for each piece, in this thread, whose hand is 0, and in up to so many others. Returns when
     // all are done. `work` must not throw.
@@ -55,6 +65,7 @@ public:
         do_piece_ = [](void* given, std::size_t piece, int hand) { (*static_cast<Work*>(given))(piece, hand); };
         work_ = &work;
         pieces_ = pieces;
+        arithmetic_ = arithmetic();
         next_.store(0, std::memory_order_relaxed);
         turn_.store(++turns_, std::memory_order_seq_cst);
         if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired; asleep != 0) bell_.wake(asleep);
@@ -74,32 +85,61 @@ private:
 
     bool may_call() noexcept { return rest_ == 0 || --rest_ == 0; }
 
-    // The bits of so many helpers on the bell; of fewer if there are no more threads to be had.
-    std::uint32_t hire(int wanted) {
+    // The bits of so many helpers on the bell; of fewer if there are no more threads, or no memory for them.
+    std::uint32_t hire(int wanted) noexcept {
+        if (over_.load(std::memory_order_seq_cst)) return 0;
         if (threads_ == nullptr) {
-            threads_ = std::make_unique<std::vector<std::thread>>();
-            threads_->reserve(largest);
+            threads_.reset(new (std::nothrow) std::vector<std::thread>);
             owner_ = getpid();
         }
-        if (owner_ != getpid()) return 0;
-        sigset_t all, before;
-        if (static_cast<int>(threads_->size()) < wanted) {
-            sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, &before);  // signals go to the program's own threads
-            try {
-                while (static_cast<int>(threads_->size()) < wanted) {
-                    const int hand = static_cast<int>(threads_->size()) + 1;
-                    threads_->emplace_back([this, hand] { help(hand); });
-                    pthread_setname_np(threads_->back().native_handle(), "phalanx-crew");
-                }
-            } catch (const std::system_error&) {
-                most_ = static_cast<int>(threads_->size());
-            }
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        }
+        if (threads_ == nullptr || owner_ != getpid()) return 0;
+        if (static_cast<int>(threads_->size()) < wanted) hire_more(wanted);
         const auto hired = static_cast<unsigned>(std::min(wanted, most_));
         return (std::uint32_t{1} << hired) - 1;
     }
+
+    void hire_more(int wanted) noexcept {
+        // Signals go to the program's own threads, but for those that a thread has made itself: they end the program, and whoever
+        // handles them says where.
+        sigset_t most, before;
+        sigfillset(&most);
+        for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&most, own);
+        pthread_sigmask(SIG_SETMASK, &most, &before);
+        try {
+            threads_->reserve(static_cast<std::size_t>(wanted));
+            while (static_cast<int>(threads_->size()) < wanted) {
+                const int hand = static_cast<int>(threads_->size()) + 1;
+                threads_->emplace_back([this, hand] { help(hand); });
+                pthread_setname_np(threads_->back().native_handle(), "phalanx-crew");
+            }
+        } catch (const std::exception&) {
+            most_ = static_cast<int>(threads_->size());
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    // How this thread computes with floating-point numbers.
+    using Arithmetic = std::uint64_t;
+    static Arithmetic arithmetic() noexcept {
+#if defined(__aarch64__)
+        Arithmetic word;
+        asm volatile("mrs %0, fpcr" : "=r"(word));
+        return word;
+#elif defined(__x86_64__)
+        return _mm_getcsr() & ~x86_flags;
+#else
+        return 0;
+#endif
+    }
+    static void compute_as(Arithmetic word) noexcept {
+        if (word == arithmetic()) return;
+#if defined(__aarch64__)
+        asm volatile("msr fpcr, %0" : : "r"(word));
+#elif defined(__x86_64__)
+        _mm_setcsr(static_cast<unsigned>(word));
+#endif
+    }
+    static constexpr unsigned x86_flags = 0x3f;  // what has happened so far, beside how to compute
 
     void help(int hand) noexcept {
         const std::uint32_t bit = std::uint32_t{1} << (hand - 1);
@@ -115,7 +155,10 @@ private:
             seen = turn;
             // In this order: who is inside is waited for, unless it finds that the turn was over before.
             inside_.fetch_add(1, std::memory_order_seq_cst);
-            if (turn_.load(std::memory_order_seq_cst) == turn) do_pieces(hand);
+            if (turn_.load(std::memory_order_seq_cst) == turn) {
+                compute_as(arithmetic_);
+                do_pieces(hand);
+            }
             inside_.fetch_sub(1, std::memory_order_seq_cst);
         }
     }
@@ -148,6 +191,7 @@ private:
     void (*do_piece_)(void*, std::size_t, int) = nullptr;
     void* work_ = nullptr;
     std::size_t pieces_ = 0;
+    Arithmetic arithmetic_ = 0;
     Bell bell_;
     alignas(64) Shared<std::size_t> next_{0};
     alignas(64) Shared<std::uint64_t> turn_{0};  // 0: there is nothing to do

@@ -83,26 +83,21 @@ private:
         const std::size_t shortest = s_.thresholds().worth_helping / 8;
         const std::size_t each = std::clamp(total / (8 * (static_cast<std::size_t>(helpers) + 1)), shortest, 4 * shortest);
         const std::size_t piece = (each + 63) / 64 * 64;
-        pieces_.clear();
-        for (std::size_t i = 0; i < loads_.size(); ++i)
-            for (std::size_t at = 0; at < loads_[i].bytes; at += piece) pieces_.push_back({i, at});
+        const auto pieces_of = [piece](const Load& load) { return (load.bytes + piece - 1) / piece; };
+        std::size_t pieces = 0;
+        for (const Load& load : loads_) pieces += pieces_of(load);
         auto work = [&](std::size_t k, int) {
-            const auto [i, at] = pieces_[k];
-            Load& load = loads_[i];
-            if (!carry(load.part(at, std::min(piece, load.bytes - at))))
-                std::atomic_ref<bool>(load.missed).store(true, std::memory_order_relaxed);
+            auto load = loads_.begin();
+            for (; k >= pieces_of(*load); ++load) k -= pieces_of(*load);
+            if (!carry(load->part(k * piece, std::min(piece, load->bytes - k * piece))))
+                std::atomic_ref<bool>(load->missed).store(true, std::memory_order_relaxed);
         };
-        crew_.share(pieces_.size(), helpers, work);
+        crew_.share(pieces, helpers, work);
     }
-
-    struct Piece {
-        std::size_t load, at;
-    };
 
     Segment& s_;
     Crew& crew_;
     std::vector<Load> loads_;
-    std::vector<Piece> pieces_;
 };
 
 }  // namespace phalanx

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -63,11 +65,55 @@ void forked() {
     CHECK(done.load() == 16);
 }
 
+// Denormal numbers are zero for the helpers when they are for the one whom they help, and not otherwise.
+void flush_to_zero(bool wanted) {
+#if defined(__aarch64__)
+    std::uint64_t word;
+    asm volatile("mrs %0, fpcr" : "=r"(word));
+    word = wanted ? word | (1u << 24) : word & ~std::uint64_t{1u << 24};
+    asm volatile("msr fpcr, %0" : : "r"(word));
+#elif defined(__x86_64__)
+    _mm_setcsr(wanted ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040u);
+#endif
+}
+
+void as_the_caller() {
+    constexpr int helpers = 2;
+    Crew crew(helpers);
+    for (int turn = 0; turn < 20; ++turn) {
+        std::atomic<int> inside{0}, zeros{0};
+        auto work = [&](std::size_t, int) {
+            volatile double tiny = 1e-310, half = 0.5;
+            if (tiny * half == 0.0) zeros.fetch_add(1);
+            inside.fetch_add(1);
+            while (inside.load() < helpers + 1) sched_yield();
+        };
+        flush_to_zero(turn % 2 == 0);
+        crew.share(helpers + 1, helpers, work);
+        flush_to_zero(false);
+        CHECK(zeros.load() == (turn % 2 == 0 ? helpers + 1 : 0));
+    }
+}
+
+// Who is let go while there is work leaves it to the one who has it.
+void dismissed() {
+    Crew crew(3);
+    std::atomic<int> done{0};
+    auto work = [&](std::size_t piece, int) {
+        if (piece == 20) crew.dismiss();
+        done.fetch_add(1);
+    };
+    for (int turn = 0; turn < 3; ++turn) crew.share(100, 3, work);
+    CHECK(done.load() == 300);
+}
+
 }  // namespace
 
 int main() {
     for (const int helpers : {0, 1, 3}) all_pieces(helpers);
     for (int turn = 0; turn < 20; ++turn) together();
+    as_the_caller();
+    for (int turn = 0; turn < 50; ++turn) dismissed();
     forked();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

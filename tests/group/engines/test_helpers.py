@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -143,6 +144,10 @@ def refused(group: px.Group, verb: str) -> list[bool]:
         if verb == "all_reduce":
             sub.all_reduce(x)
             assert np.array_equal(x, total)
+        elif verb == "reduce_scatter in place":
+            part = x[LONG * sub.rank :][:LONG]
+            sub.reduce_scatter(x, out=part)
+            assert np.array_equal(part, total[LONG * sub.rank :][:LONG])
         elif verb == "reduce_scatter":
             assert np.array_equal(sub.reduce_scatter(x), total[LONG * sub.rank :][:LONG])
         else:
@@ -153,7 +158,7 @@ def refused(group: px.Group, verb: str) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce_scatter", "reduce_scatter in place", "broadcast"])
 def test_a_rank_that_may_not_read_any_more(verb: str) -> None:
     assert run_ranks(2, refused, verb, backend="mesh") == [[True, verb == "broadcast"]] * 2
 
@@ -198,6 +203,26 @@ def has_secrets() -> bool:
 def test_an_array_of_which_a_part_cannot_be_read(at: int) -> None:
     # In the half that the other rank sums, and in the half that it reads when it is summed.
     assert run_ranks(2, partly_secret, at, backend="mesh") == [[False]] * 2
+
+
+def broken(group: px.Group) -> int:
+    kept = []
+    for _ in range(3):
+        with helped(group) as sub:
+            all_verbs(sub, LONG)
+            try:
+                sub.all_reduce(np.zeros(LONG + sub.rank, np.int32))
+            except px.PhalanxError as error:
+                kept.append(error)  # and with it all that its traceback holds
+    assert len(kept) == 3
+    deadline = time.monotonic() + 10
+    while helpers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return helpers()
+
+
+def test_no_thread_outlives_a_broken_group() -> None:
+    assert run_ranks(2, broken, backend="mesh") == [0, 0]
 
 
 def in_a_child(group: px.Group) -> int:
