@@ -135,9 +135,7 @@ public:
         // The root copies while the others do. What one slot could hold goes in several pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
         if (bytes <= slot && bytes > worth_cutting) way.window = std::min(slot / 4, std::max(window_bytes(), least_broadcast_window));
-        // With more readers, one array is read more often, and they stand in each other's way in its page tables.
-        const auto readers = static_cast<std::size_t>(ranks() - 1);
-        if (rank() == root) way.home = home_of(x, bytes, bytes, is_helped(bytes, 4 * readers));
+        if (rank() == root) way.home = home_of(x, bytes, bytes, broadcasts_by_address(bytes));
         way.shares_slot = fits_share(way, bytes);
         return pass(
             call, way, {x, bytes}, [bytes](int) { return bytes; },
@@ -665,6 +663,12 @@ private:
     // to copy it out of a slot.
     bool gathers_by_address(std::size_t longest) const noexcept {
         return (ranks() == 2 && s_.copies_once(longest)) || is_helped(ranks() * longest);
+    }
+
+    // The same for what all others read. They stand in each other's way in its page tables.
+    bool broadcasts_by_address(std::size_t bytes) const noexcept {
+        const auto readers = static_cast<std::size_t>(ranks() - 1);
+        return readers == 1 ? is_helped(2 * bytes) : is_helped(bytes, 4 * readers);
     }
 
     // Whether threads help to read so many bytes where they lie. `times`: how much longer that has to be than where it gains
