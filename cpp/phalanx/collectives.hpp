@@ -16,9 +16,9 @@
 // the same step again, and writes nothing anew: the others may be reading it.
 //
 // An array in the rank's heap is not copied: the others read it where it lies. So they do with a long array that lies
-// elsewhere and is only moved, where that is quicker and all can (peer_memory.hpp). Nobody goes on before all have read. At
-// that last step each rank says whether it could. If one could not, all do the operation once more through the slots, and
-// from then on all operations.
+// elsewhere, where that is quicker and all can (peer_memory.hpp), with threads that help if there are cores to spare (haul.hpp).
+// A sum is then read tile by tile (`reduce_far`). Nobody goes on before all have read. At that last step each rank says whether
+// it could. If one could not, all do the operation once more through the slots, and from then on all operations.
 #pragma once
 
 #include <algorithm>
