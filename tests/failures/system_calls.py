@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-__all__ = ["READ_PEER", "forbid", "hold_up", "refuse", "secret_memory", "siblings_can_read"]
+__all__ = ["READ_PEER", "forbid", "has_secret_memory", "hold_up", "refuse", "secret_memory", "siblings_can_read"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SECCOMP, READ_PEER = {"x86_64": (317, 310), "aarch64": (277, 270)}.get(platform.machine(), (0, 0))
@@ -79,6 +79,14 @@ def secret_memory(size: int) -> int:
         raise OSError(ctypes.get_errno(), "memfd_secret")
     os.ftruncate(fd, size)
     return fd
+
+
+def has_secret_memory() -> bool:
+    try:
+        os.close(secret_memory(4096))
+    except OSError:
+        return False
+    return True
 
 
 class _Vector(ctypes.Structure):

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.failures.system_calls import READ_PEER, forbid, hold_up, refuse, secret_memory, siblings_can_read
+from tests.failures.system_calls import (
+    READ_PEER,
+    forbid,
+    has_secret_memory,
+    hold_up,
+    refuse,
+    secret_memory,
+    siblings_can_read,
+)
 from tests.rpc.support import error_of, run, until
 
 import phalanx as px
@@ -213,14 +221,6 @@ def test_who_is_refused_is_offered_nothing_more(who: str, error: int) -> None:
     assert to_the_other[1] >= LEND_FROM
 
 
-def has_secrets() -> bool:
-    try:
-        os.close(secret_memory(4096))
-    except OSError:
-        return False
-    return True
-
-
 def with_a_secret(agent: Agent) -> tuple[int, int]:
     x = np.frombuffer(mmap.mmap(secret_memory(LONG), LONG), np.int32)
     x[:] = numbers(LONG // 4)
@@ -228,7 +228,7 @@ def with_a_secret(agent: Agent) -> tuple[int, int]:
     return lent_to(agent, 1)
 
 
-@pytest.mark.skipif(not has_secrets(), reason="this kernel has no memory that others cannot read")
+@pytest.mark.skipif(not has_secret_memory(), reason="this kernel has no memory that others cannot read")
 def test_memory_that_only_its_own_process_can_read() -> None:
     assert run("rings", 2, serve, with_a_secret) == (1, 0)
 

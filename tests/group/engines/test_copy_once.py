@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.failures.system_calls import READ_PEER, forbid, refuse, secret_memory, siblings_can_read
+from tests.failures.system_calls import READ_PEER, forbid, has_secret_memory, refuse, secret_memory, siblings_can_read
 
 import phalanx as px
 from phalanx import _native
@@ -187,15 +187,7 @@ def with_a_secret(group: px.Group) -> list[bool]:
     return [*found, by_address(group)]
 
 
-def has_secrets() -> bool:
-    try:
-        os.close(secret_memory(4096))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_secrets(), reason="this kernel has no memory that others cannot read")
+@pytest.mark.skipif(not has_secret_memory(), reason="this kernel has no memory that others cannot read")
 def test_memory_that_only_its_own_process_can_read() -> None:
     assert run(2, with_a_secret) == [[True, False]] * 2
 

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.failures.system_calls import READ_PEER, refuse, secret_memory, siblings_can_read
+from tests.failures.system_calls import READ_PEER, has_secret_memory, refuse, secret_memory, siblings_can_read
 
 import phalanx as px
 from phalanx import _native
@@ -190,15 +190,7 @@ def _map_over(address: int, size: int, fd: int) -> None:
     assert made == address, os.strerror(ctypes.get_errno())
 
 
-def has_secrets() -> bool:
-    try:
-        os.close(secret_memory(4096))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_secrets(), reason="this kernel has no memory that others cannot read")
+@pytest.mark.skipif(not has_secret_memory(), reason="this kernel has no memory that others cannot read")
 @pytest.mark.parametrize("at", [1 << 18, LONG + (1 << 18)])
 def test_an_array_of_which_a_part_cannot_be_read(at: int) -> None:
     # In the half that the other rank sums, and in the half that it reads when it is summed.
