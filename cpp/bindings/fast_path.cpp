@@ -89,9 +89,11 @@ public:
         Ending end;
         if (by_device(o)) {
             try {
-                const WithoutGil released;
-                end.outcome = o.verb == Verb::scatter ? scatter_by_device(o, parts, call)
-                                                      : device_->ops.run_on(o.x.stream, call, on_device(o));
+                end_without_memory(end, [&] {
+                    const WithoutGil released;
+                    return o.verb == Verb::scatter ? scatter_by_device(o, parts, call)
+                                                   : device_->ops.run_on(o.x.stream, call, on_device(o));
+                });
             } catch (const cuda::Error& error) {
                 end.interrupt = device_->exception_of(error);
                 end.outcome = Outcome::interrupted;

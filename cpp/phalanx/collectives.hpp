@@ -613,9 +613,9 @@ private:
         resumes_ = outcome == Outcome::interrupted && call.bound.resumable;
         if (resumes_) s_.step_back();
         if (outcome != Outcome::done && outcome != Outcome::broken) return outcome;
-        // All have come: where their operations differ, each can say so itself, also if another was the first to see it.
+        // Where the operations of those who have come differ, each can say so itself, also if another was the first to see it.
         for (int r = 0; r < ranks(); ++r)
-            if (s_.line_of(r, s_.step()).fingerprint.load(std::memory_order_relaxed) != fingerprint)
+            if (s_.reached(r, s_.step()) && s_.line_of(r, s_.step()).fingerprint.load(std::memory_order_relaxed) != fingerprint)
                 return one_way_.mismatch(s_.step(), r);
         if (outcome == Outcome::done) one_way_.met();
         return outcome;
@@ -676,7 +676,8 @@ private:
     bool is_helped(std::size_t bytes, std::size_t times = 1) const noexcept {
         return has_helpers() && s_.reads_peers() && bytes >= times * s_.thresholds().worth_helping;
     }
-    bool has_helpers() const noexcept { return crew_.helpers() > 0; }
+    // The same on all ranks, also where one has got no threads: it shows and reads as the others do, alone.
+    bool has_helpers() const noexcept { return s_.thresholds().helpers > 0; }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so
     // at once stand in each other's way in its page tables, so all parts together have to be long.
@@ -802,7 +803,8 @@ private:
         for (int i = 0; i < ranks(); ++i) {
             const int r = (rank() + i) % ranks();
             scratch.sources[r] = near_[r] != nullptr ? near_[r] + at : scratch.tiles.data() + r * each;
-            if (near_[r] == nullptr && !s_.read(r, scratch.tiles.data() + r * each, addresses_[r] + place, bytes)) return false;
+            if (near_[r] != nullptr) continue;
+            if (addresses_[r] == 0 || !s_.read(r, scratch.tiles.data() + r * each, addresses_[r] + place, bytes)) return false;
         }
         jitter::step();
         reduce_many(to, scratch.sources.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);

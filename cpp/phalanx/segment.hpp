@@ -379,10 +379,12 @@ private:
         bound.aborted = &aborted_;
         bound.stamina = &stamina_;
         int known = first;  // ranks below are there
+        bool given_up = false;
         leaver_ = -1;
         const auto ready = [&] {
             while (known < last && (reached(known, step) || (known == rank_ && awaited == Verdict::others))) ++known;
-            return known == last || hopeless(known) || find_leaver(known, last, step) || will_not_come(first, last, step);
+            return known == last || hopeless(known) || find_leaver(known, last, step) ||
+                   (given_up = will_not_come(first, last, step));
         };
         const auto crowded = [&] {
             return line(known, step - 1).core.load(std::memory_order_relaxed) == sched_getcpu();
@@ -406,8 +408,7 @@ private:
         }
         if (leaver_ >= 0) outcome = Outcome::left;
         if (outcome == Outcome::interrupted && limits.resumable) return outcome;
-        // If that was hopeless, the caller knows why.
-        if (outcome == Outcome::done && known < last && !will_not_come(first, last, step)) return outcome;
+        if (outcome == Outcome::done && known < last && !given_up) return outcome;  // hopeless: the caller knows why
         return settle(outcome, step, awaited);
     }
 

@@ -423,6 +423,38 @@ void two_roots(Rank& me) {
     }
 }
 
+// A rank gives an operation up that it has come to, and the others are in the next one: it will not come there, and nobody is in
+// another operation.
+bool after_a_while() {
+    const timespec span{0, 200'000'000};
+    nanosleep(&span, nullptr);
+    return true;
+}
+
+void gave_up_before(Rank& me) {
+    const int last = me.ranks() - 1;
+    std::vector<std::int32_t> x(10, 1);
+    Call call = me.call();
+    if (me.rank() == last) {
+        call.bound.interrupted = after_a_while;
+    } else {
+        const timespec span{0, 150'000'000};  // the last one sleeps by then, and its time for signals comes
+        nanosleep(&span, nullptr);
+    }
+    const Outcome outcome = me.ops.all_reduce(call, bytes_of(x), x.size(), sum);
+    if (me.rank() == last) return;
+    CHECK(outcome == Outcome::done || outcome == Outcome::broken);
+    if (outcome != Outcome::done) return;
+    CHECK(me.ops.barrier(me.call(2)) == Outcome::broken);
+    CHECK(me.segment.breaker() == last);
+}
+
+// A rank without threads shows and reads as the others do.
+void without_threads(Rank& me, unsigned seed) {
+    if (me.rank() == 0) me.ops.dismiss();
+    random_program(me, seed, 40);
+}
+
 // A rank that comes late to what another has given up does not succeed, whatever it is.
 void late(Rank& me, int what, std::atomic<int>& given_up) {
     CHECK(me.ops.barrier(me.call()) == Outcome::done);
@@ -720,6 +752,8 @@ int main() {
         for (const std::size_t count : {5000, 15000, 50000})  // within a slot, and beyond
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { heap_arrays(me, count); }, by_all);
         world(ranks, large, Patience{100, 1}, mismatch);
+        world(ranks, large, Patience{100, 1}, gave_up_before);
+        world(ranks, large, Patience{100, 1}, [&](Rank& me) { without_threads(me, ranks); }, helped);
         world(ranks, large, Patience{100, 1}, two_roots);
         world(ranks, large, Patience{100, 1}, no_root);
         world(ranks, large, Patience{100, 1}, many_broadcasts);
