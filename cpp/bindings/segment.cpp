@@ -239,8 +239,9 @@ void phalanx::bind_segment(nb::module_& m) {
                 std::int64_t long_yield_ns, std::size_t reduced_by_all, std::size_t copy_once_from, int helpers) {
                  if (ranks >= Verdict::others) throw nb::value_error("a segment is for fewer ranks");
                  try {
-                     new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields, long_yield_ns},
-                                              Thresholds{.reduced_by_all = reduced_by_all, .copy_once_from = copy_once_from, .helpers = helpers});
+                     const Thresholds thresholds{
+                         .reduced_by_all = reduced_by_all, .copy_once_from = copy_once_from, .helpers = helpers};
+                     new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields, long_yield_ns}, thresholds);
                  } catch (const std::system_error& error) {
                      errno = error.code().value();
                      PyErr_SetFromErrno(PyExc_OSError);

@@ -466,7 +466,9 @@ private:
         std::memcpy(&head, note.data, sizeof(head));
         Parts parts{head.bytes, head.kind, {}, head.where};
         const std::size_t total = ranks() * parts.shown_bytes();
-        const bool shares_slot = head.shares_slot != 0 && total + head.words <= s_.share_bytes();
+        // What was read from shared memory is not trusted: the sum could have wrapped around.
+        const bool has_room = parts.shown_bytes() <= s_.share_bytes() / ranks() && total + head.words <= s_.share_bytes();
+        const bool shares_slot = head.shares_slot != 0 && has_room;
         const std::byte* words = head.in_note != 0 ? note.data + sizeof(head) + total
                                  : shares_slot     ? s_.share_of_slot(root, one_way_.first()) + total
                                                    : s_.slot(root, one_way_.first()) + words_at();
