@@ -4,6 +4,8 @@
 - No modules import each other in a circle, and no folders that lie beside each other. Imports under `TYPE_CHECKING`
   count: they cost nothing when the program runs, but a circle of them is still one thing in several files.
 - Names with an underscore stay in their module.
+- What is read as a Struct is read by a decoder of the module: msgspec looks at a class at its first use, and two
+  threads that do so at once crash. Types of users go through `phalanx.wire.conversion`, which sees to it.
 - A class has a name of its own. Private ones may share theirs: nobody meets them outside their module.
 """
 
@@ -38,6 +40,9 @@ EARLY = "phalanx.torch_backend"
 """Runs whenever torch is imported: it may look whether a variable is there before it imports `config`."""
 LINUX_ONLY = frozenset(" ".join([*MODULES.values(), FUNCTIONS]).split())
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+MAY_LOOK_LATE = {"phalanx.wire.conversion", "phalanx.rpc.payload"}
+"""One has a lock for it, the other asks for a class that msgspec does not know, of which it keeps nothing."""
 
 
 def crossings(source: Source) -> list[str]:
@@ -81,6 +86,24 @@ def environment_uses(source: Source) -> list[str]:
             continue
         wrong += [f"{source.path}:{node.lineno}: os.{name} outside phalanx.config" for name in names & ENVIRONMENT]
     return wrong
+
+
+def late_decoders(source: Source) -> list[str]:
+    """Classes that msgspec may see first in a function, where threads can meet."""
+    early = set(map(id, at_import(source.tree)))
+    return [
+        f"{source.path}:{node.lineno}: make a decoder of the module, which looks at the type at import"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and id(node) not in early
+        and (name := ast.unparse(node.func)).startswith("msgspec.")
+        and source.name not in MAY_LOOK_LATE
+        and (
+            name == "msgspec.convert"
+            or (name.endswith(".Decoder") and node.args)
+            or (name.endswith(".decode") and any(word.arg == "type" for word in node.keywords))
+        )
+    ]
 
 
 def memory_uses(source: Source) -> list[str]:
@@ -189,6 +212,10 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 def test_only_config_reads_the_environment() -> None:
     wrong = [text for source in sources() for text in environment_uses(source)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_decoders_are_made_at_import() -> None:
+    assert [text for source in sources() for text in late_decoders(source)] == []
 
 
 def test_only_one_module_makes_and_opens_shared_memory() -> None:
@@ -349,3 +376,17 @@ def test_environment_reads_are_seen(text: str, wrong: int) -> None:
 def test_what_only_linux_has_is_seen(text: str, wrong: int) -> None:
     assert len(linux_only(parse("phalanx.transports.tcp", text))) == wrong
     assert linux_only(parse("phalanx.operating_system", text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("decode = msgspec.json.Decoder(A).decode", 0),
+        ("def f(): return msgspec.json.decode(data)", 0),
+        ("def f(): return msgspec.json.decode(data, type=A)", 1),
+        ("def f(): return msgspec.msgpack.Decoder(A)", 1),
+        ("f = lambda data: msgspec.convert(data, A)", 1),
+    ],
+)
+def test_late_decoders_are_seen(text: str, wrong: int) -> None:
+    assert len(late_decoders(parse("phalanx.x", text))) == wrong

@@ -268,8 +268,8 @@ def test_a_rank_dies_in_the_middle(victim: int, transport: str, tmp_path: Path) 
     for rank, one in enumerate(found):
         if rank != victim:
             assert (one["error"], one["peer"], one["intact"]) == ("PeerLost", victim, True), one
-            # Over TCP rank 0 is the first to know that all have met: the others may hear of its end before.
-            may_hear_first = transport == "tcp" and victim == 0
+            # Over TCP some know earlier that all have met: the others may hear of the end of one of them before.
+            may_hear_first = transport == "tcp"
             assert one["calls"] == ["all_reduce", "abort"] or (may_hear_first and one["calls"] == []), one
             assert one["seconds"] < 2.5, one  # a second, and what this machine is late
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,3 +99,36 @@ def test_an_object_of_another_class_is_not_sent(annotation: Any, obj: Any, words
 )
 def test_what_fits_is_sent(annotation: Any, obj: Any) -> None:
     ObjectType(annotation, allow_pickle=False).check_own(obj)
+
+
+AT_ONCE = """
+import dataclasses, sys, threading
+import msgspec
+from phalanx.wire.conversion import cached_check
+
+sys.setswitchinterval(1e-6)
+layer = {"name": "a", "weights": [1.0]}
+value = {"layers": [layer], "more": {"x": {"rate": 0.1, "layers": [layer, layer]}}}
+
+def convert(kind, barrier, found):
+    barrier.wait()
+    found.append(cached_check(list[kind])([value]))
+
+for _ in range(200):
+    Layer = dataclasses.make_dataclass("Layer", [("name", str), ("weights", list[float])])
+    Part = msgspec.defstruct("Part", [("rate", float), ("layers", list[Layer])])
+    Model = dataclasses.make_dataclass("Model", [("layers", list[Layer]), ("more", dict[str, Part])])
+    barrier, found = threading.Barrier(4), []
+    threads = [threading.Thread(target=convert, args=(Model, barrier, found)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one[0].more["x"].layers[1].weights for one in found] == [[1.0]] * 4
+"""
+
+
+def test_threads_meet_a_class_at_once() -> None:
+    """msgspec alone crashes: a process that ends so would take all tests of this worker along."""
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -139,7 +139,7 @@ def read_body(folder: Path) -> bytes:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}", path=str(path)) from error
     try:
-        found = msgspec.json.decode(text, type=_File)
+        found = _decode_file(text)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{path} is damaged, or is no index ({error})", path=str(path)) from None
     if found.format != _FORMAT:
@@ -161,7 +161,7 @@ def decode_index(body: bytes, path: Path) -> Index:
         CheckpointError: It does not have the form of one.
     """
     try:
-        found = msgspec.json.decode(body, type=_Body)
+        found = _decode_body(body)
         index = Index(
             json.loads(bytes(found.tree)),
             found.tensors,
@@ -197,6 +197,10 @@ class _Body(msgspec.Struct):
     world_size: int
     saved: float
     per_rank: msgspec.Raw
+
+
+_decode_file = msgspec.json.Decoder(_File).decode
+_decode_body = msgspec.json.Decoder(_Body).decode
 
 
 def sync_folder(folder: Path) -> None:

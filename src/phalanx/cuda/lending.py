@@ -25,7 +25,7 @@ from .driver import HANDLE_BYTES, CudaDriver, CudaError, driver
 from .host_copies import LONGEST, host_address, host_copies
 from .waiting import wait_for_stream
 
-__all__ = ["ArrayOffer", "Loan", "Loans", "Revoked"]
+__all__ = ["ArrayOffer", "Loan", "Loans", "Revoked", "decode_offer"]
 
 WORDS = 4096
 """Offers that can be open at a time; one that was given up stays open."""
@@ -63,6 +63,9 @@ class ArrayOffer(msgspec.Struct, frozen=True, array_like=True):
     """The handle of the words."""
     word: int
     """Which of them is this offer's. Also the number by which the receiver says that it is done."""
+
+
+decode_offer = msgspec.msgpack.Decoder(ArrayOffer).decode
 
 
 class Loan:

@@ -73,7 +73,7 @@ class ChildEnded(msgspec.Struct, tag="ended"):
 Request = Start | Signal
 Answer = Started | ChildEnded
 _encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[Any, Any] = {}
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Request, Answer)}
 
 
 def write_message(sock: socket.socket, message: Request | Answer, fds: list[int] | None = None) -> None:
@@ -103,8 +103,7 @@ def read_message(sock: socket.socket, kind: Any, max_fds: int = 0) -> tuple[Any,
         if not more:
             raise EOFError
         data += more
-    decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
-    return decoder.decode(data), list(fds)
+    return _decoders[kind].decode(data), list(fds)
 
 
 class _ForkServerProcess:

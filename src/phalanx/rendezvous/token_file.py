@@ -41,6 +41,9 @@ class JobFile(msgspec.Struct, frozen=True):
     """The address of the directory; None if it is the master's."""
 
 
+_decode = msgspec.json.Decoder(JobFile).decode
+
+
 def new_token() -> bytes:
     """A fresh random token."""
     return secrets.token_hex(32).encode()
@@ -121,7 +124,7 @@ def _read(path: Path) -> JobFile | None:
     finally:
         os.close(fd)
     try:
-        found = msgspec.json.decode(data, type=JobFile)
+        found = _decode(data)
     except msgspec.MsgspecError:
         return None
     alive = found.host_id == host_id() and process_started(found.pid) == found.started

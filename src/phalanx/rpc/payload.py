@@ -474,6 +474,7 @@ class _Field:
 
 _OPENING = b"\x95"  # the first byte of a list of five
 _five_fields = tuple[_Field, _Field, _Field, _Field, _Field]
+_raw_fields = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> str | None:
@@ -492,7 +493,7 @@ def _unreadable_field(head: bytes | bytearray | memoryview, limits: Limits) -> s
         begun = done or head[:1] == _OPENING  # otherwise it is not even a list
         return _FIELDS[len(done)] if begun and len(done) < len(_FIELDS) else None
     # Well-formed MessagePack: an extension must be wrong, or the limit of all fields together is exceeded.
-    for name, raw in zip(_FIELDS, msgspec.msgpack.decode(head, type=list[msgspec.Raw]), strict=True):
+    for name, raw in zip(_FIELDS, _raw_fields(head), strict=True):
         reader = HeadReader(limits)
         try:
             check_depth(bytes(raw), reader.read(bytes(raw)), limits.max_depth)

@@ -13,6 +13,7 @@ __all__ = [
     "Picture",
     "RankPicture",
     "SitePicture",
+    "decode_picture",
     "to_plain",
     "words_without_findings",
 ]
@@ -146,6 +147,10 @@ def words_without_findings(picture: Picture) -> tuple[str, bool]:
         waits = f"rank {most.rank} waits {most.waiting:.0%} of the time"
         return f"no rank is always later than the others, but {waits}", False
     return "nobody waits for long, and no rank is later than the others", True
+
+
+decode_picture = msgspec.json.Decoder(Picture).decode
+"""A picture of the JSON that `msgspec.json.encode` makes of it."""
 
 
 def to_plain(picture: Picture) -> Any:

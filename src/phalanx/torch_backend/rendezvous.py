@@ -42,6 +42,9 @@ class _StoredMeeting(msgspec.Struct, frozen=True):
     """Why rank 0 cannot be met."""
 
 
+_decode = msgspec.json.Decoder(_StoredMeeting).decode
+
+
 def arrange(store: Any, rank: int, world_size: int, *, options: Options, deadline: Deadline) -> Meeting:
     """Starts the directory on rank 0 and tells the others of it.
 
@@ -126,7 +129,7 @@ def _remove(store: Any, key: str) -> None:
 def _read(store: Any, key: str, token: bytes | None, rank: int, deadline: Deadline) -> Meeting:
     try:
         store.wait([key], timedelta(seconds=max(deadline.remaining(), 0.001)))
-        place = msgspec.json.decode(store.get(key), type=_StoredMeeting)
+        place = _decode(store.get(key))
     except RuntimeError as error:  # torch's errors of a store, and of the way to it
         raise WorldNotFormed(
             f"rank 0 did not publish its address in torch's store within {deadline.seconds:g} s ({error})",

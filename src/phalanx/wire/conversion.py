@@ -17,8 +17,10 @@ import decimal
 import enum
 import functools
 import inspect
+import os
 import re
 import sys
+import threading
 import types
 import typing
 import uuid
@@ -101,10 +103,27 @@ def check_for(annotation: Any) -> Check | None:
     if getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
         return None  # it cannot be checked at run time
     try:
-        msgspec.msgpack.Decoder(annotation)
+        _prepare(annotation)
     except Exception:  # a union that it does not take, an annotation inside a class that cannot be found, ...
         return _own_check(annotation)
     return functools.partial(_convert, annotation)
+
+
+_preparing = threading.RLock()
+os.register_at_fork(before=_preparing.acquire, after_in_parent=_preparing.release, after_in_child=_preparing.release)
+
+
+def _prepare(annotation: Any) -> None:
+    """Has msgspec look at all classes that an annotation names.
+
+    It does that once for each class, at the first use, and what it finds hangs on the class before it is complete:
+    another thread that uses the class meanwhile reads a null pointer. So no class is used before it went through here.
+
+    Raises:
+        TypeError, NameError and others: msgspec cannot convert to it.
+    """
+    with _preparing:
+        msgspec.msgpack.Decoder(annotation)
 
 
 _cached_check = functools.lru_cache(maxsize=256)(check_for)

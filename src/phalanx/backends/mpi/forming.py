@@ -120,6 +120,9 @@ class _Invitation(msgspec.Struct):
     problem: str = ""
 
 
+_decode = msgspec.msgpack.Decoder(_Invitation).decode
+
+
 def meet_over_mpi(
     mpi: Mpi,
     comm: Any,
@@ -167,7 +170,7 @@ def meet_over_mpi(
             directory.close()
         raise
     length = 256 * int(slot[-2]) + int(slot[-1])
-    invitation = msgspec.msgpack.decode(slot[:length].tobytes(), type=_Invitation)
+    invitation = _decode(slot[:length].tobytes())
     if invitation.problem:
         raise ConfigError(f"rank 0 cannot host the control plane: {invitation.problem}")
     addresses = [Address(host, port) for host, port in invitation.addresses]

@@ -145,4 +145,7 @@ class BenchReport(msgspec.Struct, frozen=True):
         Raises:
             msgspec.DecodeError: It is not what `encode` writes.
         """
-        return msgspec.json.decode(data, type=cls)
+        return _decode(data)
+
+
+_decode = msgspec.json.Decoder(BenchReport).decode

@@ -128,6 +128,9 @@ def _end_with_the_driver(connection: socket.socket) -> None:
     os._exit(1)
 
 
+_decode = msgspec.json.Decoder(Order).decode
+
+
 def main(arguments: list[str]) -> None:
     """Serves one driver until it says that this is the end."""
     name, path, timeout = arguments
@@ -136,7 +139,7 @@ def main(arguments: list[str]) -> None:
     connection.connect(os.path.basename(path))
     threading.Thread(target=_end_with_the_driver, args=(connection,), name="bench-lifeline", daemon=True).start()
     reading = connection.makefile("rb")
-    encode, decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Order).decode
+    encode = msgspec.json.Encoder().encode
 
     def tell(answer: Answer) -> None:
         connection.sendall(encode(answer) + b"\n")
@@ -149,7 +152,7 @@ def main(arguments: list[str]) -> None:
         tell(Answer(error=traceback.format_exc()))
         sys.exit(1)
     for line in reading:
-        order = decode(line)
+        order = _decode(line)
         if isinstance(order, EndOrder):
             break
         try:

@@ -32,6 +32,7 @@ _OTHERS = 2.0
 _GONE = "a process ended"
 _TAIL = 2000
 """Characters of their output that are shown when it failed."""
+_decode = msgspec.json.Decoder(Answer).decode
 
 
 class WorkersFailed(Exception):
@@ -62,7 +63,7 @@ class _RankConnection:
             raise EOFError
         line, newline, rest = (self.waiting + fresh).partition(b"\n")
         self.waiting = rest if newline else line
-        return msgspec.json.decode(line, type=Answer) if newline else None
+        return _decode(line) if newline else None
 
 
 class BenchWorkers:

@@ -120,7 +120,7 @@ class LentMessages(MessageRunner):
             CudaError: Its memory cannot be opened.
         """
         from ...cuda.driver import CudaError  # most programs have no GPU
-        from ...cuda.lending import ArrayOffer, Revoked
+        from ...cuda.lending import Revoked, decode_offer
 
         try:
             loans = self._loans
@@ -128,7 +128,7 @@ class LentMessages(MessageRunner):
                 self._check()
                 time.sleep(AGREED_WAIT)
                 loans = self._loans
-            loans.take(msgspec.msgpack.decode(lent.offer, type=ArrayOffer), target, target.nbytes)
+            loans.take(decode_offer(lent.offer), target, target.nbytes)
         except Revoked as revoked:
             cause = self._messages.await_error(CAUSE_WAIT if revoked.broken else 0.0)
             words = "it gave up sending this array before it was taken"

@@ -42,10 +42,12 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
             ProtocolError: It is malformed.
         """
         try:
-            return msgspec.msgpack.decode(data, type=cls)
+            return _decode_lent(data)
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"malformed offer of an array on a GPU: {error}") from None
 
+
+_decode_lent = msgspec.msgpack.Decoder(Lent).decode
 
 Borrow = Callable[[Envelope, Lent, Any], None]
 """Copies an array that was lent to one of this rank's, on a GPU or on the host."""

@@ -72,10 +72,10 @@ class HostsViews:
         import msgspec
 
         from phalanx.seeing.metrics import as_prometheus
-        from phalanx.seeing.picture import Picture
+        from phalanx.seeing.picture import decode_picture
 
         try:
-            picture = msgspec.json.decode(data, type=Picture)
+            picture = decode_picture(data)
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from None
         self._text = as_prometheus(picture).encode()
