@@ -6,13 +6,16 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "flat_tensor.hpp"
 #include "frames.hpp"
 #include "gil.hpp"
+#include "kept_handles.hpp"
 #include "torch_options.hpp"
+#include "turn_lock.hpp"
 
 namespace phalanx {
 
@@ -39,9 +42,9 @@ public:
         : reader(reader),
           options(options),
           watchers_(std::move(watchers)),
-          done_(handles.at(0)),
-          collective_(handles.at(1)),
-          message_(handles.at(2)),
+          done_(handles.at(0), "_tensors"),
+          collective_(handles.at(1), "_call"),
+          message_(handles.at(2), "_call"),
           begin_handle_(std::move(begin_handle)),
           translated_(std::move(translated)),
           count_change_(std::move(count_change)),
@@ -68,11 +71,11 @@ public:
     }
 
     // The handle of an operation that is done.
-    nb::object finished(nb::handle tensors) const { return made(done_, tensors_, tensors); }
+    nb::object finished(nb::handle tensors) const { return made(done_, tensors); }
 
     // The handles of a PreparedCall and of a PreparedMessage.
-    nb::object of_collective(nb::handle call) const { return made(collective_, call_, call); }
-    nb::object of_message(nb::handle message) const { return made(message_, call_, message); }
+    nb::object of_collective(nb::handle call) const { return made(collective_, call); }
+    nb::object of_message(nb::handle message) const { return made(message_, message); }
 
     void count_change(nb::handle tensors) const { vectorcall(count_change_, {tensors.ptr()}); }
 
@@ -101,21 +104,31 @@ public:
     OptionsKind all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, barrier;
 
 private:
-    // A class of handles. They are made without its constructor: one in Python takes as long as the rest.
+    // A class of handles, and the field of it that is set at once. They are made without its constructor: one in Python takes as
+    // long as the rest.
     struct Handles {
-        explicit Handles(nb::object kind)
+        Handles(nb::object kind, const char* name)
             : type(std::move(kind)),
-              make(reinterpret_cast<newfunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_tp_new))) {}
+              field(type.attr(name)),
+              make(reinterpret_cast<newfunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_tp_new))),
+              set_field(reinterpret_cast<descrsetfunc>(PyType_GetSlot(Py_TYPE(field.ptr()), Py_tp_descr_set))),
+              kept(KeptHandles::of(type)) {}
 
-        nb::object type;
+        nb::object type, field;
         newfunc make;
+        descrsetfunc set_field;
+        KeptHandles* kept;  // null if none are
     };
 
-    nb::object made(const Handles& kind, const nb::object& name, nb::handle value) const {
-        nb::object work = nb::steal(kind.make(reinterpret_cast<PyTypeObject*>(kind.type.ptr()), nothing_.ptr(), nullptr));
-        if (!work.is_valid()) throw nb::python_error();
-        vectorcall(begin_handle_, {work.ptr()});
-        nb::setattr(work, name, value);
+    nb::object made(const Handles& kind, nb::handle value) const {
+        nb::object work = kind.kept != nullptr ? kind.kept->take() : nb::object();
+        if (!work.is_valid()) {
+            work = nb::steal(kind.make(reinterpret_cast<PyTypeObject*>(kind.type.ptr()), nothing_.ptr(), nullptr));
+            if (!work.is_valid()) throw nb::python_error();
+            vectorcall(begin_handle_, {work.ptr()});
+            if (kind.kept != nullptr) kind.kept->learn(work);
+        }
+        if (kind.set_field(kind.field.ptr(), work.ptr(), value.ptr()) != 0) throw nb::python_error();
         return work;
     }
 
@@ -137,9 +150,17 @@ private:
     nb::object begin_handle_, translated_, count_change_;
     std::vector<nb::object> waiting_;
     nb::object nothing_ = nb::steal(PyTuple_New(0));
-    nb::object tensors_ = nb::steal(PyUnicode_InternFromString("_tensors"));
-    nb::object call_ = nb::steal(PyUnicode_InternFromString("_call"));
     nb::object unnamed_;
+};
+
+// Whose turn it is to run an operation of a line. For Python, as a lock of `threading`, whose methods take longer to call from here
+// than the rest of a wait.
+class LineTurn : public TurnLock {
+public:
+    void enter() {
+        while (!acquire(1e9))
+            if (is_mine()) throw std::runtime_error("a signal handler cannot wait for an operation in the middle of another one");
+    }
 };
 
 // A line of operations, which a Runner of phalanx.torch_backend serves.
@@ -148,27 +169,25 @@ public:
     TorchLine(nb::object torch, nb::object line)
         : torch(*nb::inst_ptr<TorchAccess>(torch)), runner(std::move(line)), torch_object_(std::move(torch)) {
         const nb::object state = runner.attr("state");
-        const nb::object turn = state[1];  // a lock of Python
+        turn_object_ = state[1];
+        turn_ = nb::inst_ptr<LineTurn>(turn_object_);
         waiting_ = state[0];
         append_ = nb::getattr(waiting_, "append");
         take_first_ = nb::getattr(waiting_, "popleft");
         put_first_ = nb::getattr(waiting_, "appendleft");
-        is_locked_ = nb::getattr(turn, "locked");
-        acquire_ = nb::getattr(turn, "acquire");
-        release_ = nb::getattr(turn, "release");
     }
 
     bool is_empty() const { return PyObject_Size(waiting_.ptr()) == 0; }
 
     // Nothing is in line, or has just been taken from it.
-    bool idle() const { return is_empty() && vectorcall(is_locked_, {}).ptr() == Py_False; }
+    bool idle() const { return is_empty() && !turn_->is_held(); }
 
-    bool try_enter() const { return idle() && is_turn_taken(); }
-    void leave() const { vectorcall(release_, {}); }
+    bool try_enter() const { return is_empty() && turn_->try_acquire(); }
+    void leave() const noexcept { turn_->release(); }
 
     // Takes an operation out of the line, and the turn for it, if it is the next one and nothing runs.
     bool try_enter_for(nb::handle operation) const {
-        if (!is_next(operation) || !is_turn_taken()) return false;
+        if (!is_next(operation) || !turn_->try_acquire()) return false;
         vectorcall(take_first_, {});  // still that one: nothing above lets another thread run
         return true;
     }
@@ -199,9 +218,9 @@ private:
     bool is_next(nb::handle operation) const {
         return !is_empty() && nb::steal(PySequence_GetItem(waiting_.ptr(), 0)).ptr() == operation.ptr();
     }
-    bool is_turn_taken() const { return vectorcall(acquire_, {Py_False}).ptr() == Py_True; }
 
-    nb::object torch_object_, waiting_, append_, take_first_, put_first_, is_locked_, acquire_, release_;
+    nb::object torch_object_, turn_object_, waiting_, append_, take_first_, put_first_;
+    LineTurn* turn_ = nullptr;
     nb::object alert_ = nb::steal(PyUnicode_InternFromString("_alert")), away_ = nb::steal(PyUnicode_InternFromString("_away"));
 };
 

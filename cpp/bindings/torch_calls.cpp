@@ -45,6 +45,15 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def_rw("gather", &TorchAccess::gather)
         .def_rw("scatter", &TorchAccess::scatter)
         .def_rw("barrier", &TorchAccess::barrier);
+    nb::class_<LineTurn>(m, "LineTurn", "Whose turn it is to run an operation of a line: a lock, as Python's own.")
+        .def(nb::init<>())
+        .def("try_acquire", &LineTurn::try_acquire)
+        .def("release", &LineTurn::release)
+        .def("locked", &LineTurn::is_held)
+        .def("__enter__", &LineTurn::enter)
+        .def("__exit__", [](LineTurn& turn, const nb::args&) { turn.release(); });
+    m.def("keep_handles", &KeptHandles::make_base, nb::arg("work"), nb::arg("count_place"),
+          "A subclass of torch's class of handles whose objects are kept to be given out again.");
     nb::class_<OperationInLine>(m, "OperationInLine", "What the handle of an operation in line knows of it.")
         .def_prop_ro("ended", &OperationInLine::ended)
         .def_prop_ro("error", &OperationInLine::error)

@@ -18,6 +18,8 @@ public:
         return true;
     }
 
+    bool is_held() const noexcept { return held_; }
+
     // Whether this very thread has it: then a signal's handler asks, in the middle of a collective.
     bool is_mine() const noexcept { return held_ && holder_ == PyThread_get_thread_ident(); }
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from .._native import core
 from ..background_thread import BackgroundThread
 from .collective_work import CollectiveWork
 from .errors import translated
@@ -29,6 +30,23 @@ longer it has found nothing, the more rarely: each look takes time from callers 
 """
 
 
+class _PlainTurn:
+    """As the core's `LineTurn`, where there is no core."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.release, self.locked = self._lock.release, self._lock.locked
+
+    def try_acquire(self) -> bool:
+        return self._lock.acquire(blocking=False)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *args: object) -> None:
+        self._lock.release()
+
+
 class Runner:
     """The line of operations.
 
@@ -38,7 +56,7 @@ class Runner:
 
     def __init__(self, default: float) -> None:
         self.default = default
-        self._turn = threading.Lock()
+        self._turn = _PlainTurn() if core is None else core.LineTurn()
         """Held while an operation runs."""
         self._line: deque[InLine] = deque()
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -62,7 +80,7 @@ class Runner:
         Raises:
             DistBackendError, DistNetworkError, UsageError: It failed, and was not asynchronous.
         """
-        if not later and not self._line and self._turn.acquire(blocking=False):
+        if not later and not self._line and self._turn.try_acquire():
             try:
                 job(seconds)
             except Exception as error:
