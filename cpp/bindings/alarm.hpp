@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -17,6 +18,10 @@ namespace phalanx {
 
 class Alarm {
 public:
+    // `longest_nap`: in seconds. The longer there was nothing urgent, the longer are the naps, up to that. Each takes time from a
+    // thread that does its work itself, where there are no more cores than those.
+    explicit Alarm(double longest_nap = 0.001) : longest_nap_ns_(static_cast<std::int64_t>(longest_nap * 1e9)) {}
+
     // There is work. It is urgent once it is `grace_ns` old. Called with the lock held that guards the work, as `disarm` is.
     void arm() noexcept {
         if (armed_at_.load(std::memory_order_relaxed) != 0) return;  // there is older work
@@ -41,7 +46,7 @@ public:
     // For the background thread: returns when there is urgent work; false once it was stopped.
     bool wait() {
         const WithoutGil released;
-        int idle = 0;
+        std::int64_t nap = nap_ns, idle = 0;
         for (;;) {
             const std::uint32_t seen = bell_.word.load(std::memory_order_seq_cst);
             if (stopped_.load(std::memory_order_seq_cst)) return false;
@@ -50,14 +55,18 @@ public:
                 idle = 0;
                 const std::int64_t left = armed + grace_ns - monotonic_ns();
                 if (left <= 0) return true;
-                detail::sleep_on(bell_, seen, left);
-            } else if (++idle < naps) {
-                detail::sleep_on(bell_, seen, nap_ns);
+                detail::sleep_on(bell_, seen, nap == nap_ns ? left : nap);
+                nap = std::min(2 * nap, longest_nap_ns_);
+            } else if (idle < awake_ns) {
+                detail::sleep_on(bell_, seen, nap);
+                idle += nap;
+                nap = std::min(2 * nap, longest_nap_ns_);
             } else {
                 asleep_.store(true, std::memory_order_seq_cst);
                 if (armed_at_.load(std::memory_order_seq_cst) == 0) detail::sleep_on(bell_, seen, long_ns);
                 asleep_.store(false, std::memory_order_seq_cst);
                 idle = 0;
+                nap = nap_ns;
             }
         }
     }
@@ -65,9 +74,10 @@ public:
 private:
     static constexpr std::int64_t grace_ns = 500'000;
     static constexpr std::int64_t nap_ns = 1'000'000;
-    static constexpr int naps = 20;
+    static constexpr std::int64_t awake_ns = 20 * nap_ns;
     static constexpr std::int64_t long_ns = 3'600'000'000'000;
 
+    const std::int64_t longest_nap_ns_;
     std::atomic<std::int64_t> armed_at_{0};  // 0: there is no work
     std::atomic<bool> asleep_{false}, stopped_{false};
     Bell bell_;

@@ -520,7 +520,7 @@ void phalanx::bind_fast_path(nb::module_& m) {
         .def("release", &TurnLock::release)
         .def("is_mine", &TurnLock::is_mine);
     nb::class_<Alarm>(m, "Alarm", "Wakes a background thread for work that no other thread has done within a moment.")
-        .def(nb::init<>())
+        .def(nb::init<double>(), nb::arg("longest_nap") = 0.001)
         .def("arm", &Alarm::arm)
         .def("disarm", &Alarm::disarm)
         .def("hurry", &Alarm::hurry)

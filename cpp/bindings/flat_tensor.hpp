@@ -84,13 +84,14 @@ public:
     // one of CUDA's GPUs.
     bool look(nb::handle object, TensorView& found, bool on_gpu = false) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
-        const Kind* const kind = is_known(type) && read_ != nullptr ? kind_of(object) : nullptr;
-        if (kind == nullptr) return false;
+        if (!is_known(type) || read_ == nullptr) return false;
         Tensor tensor;
         if (read_(object.ptr(), &tensor) != 0) {  // sparse, or without memory
             PyErr_Clear();
             return false;
         }
+        const Kind* const kind = kind_of(object, tensor);
+        if (kind == nullptr) return false;
         if ((tensor.device != cpu && !(on_gpu && tensor.device == cuda)) || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize)
             return false;
         std::int64_t count = 1;
@@ -165,6 +166,7 @@ private:
         int (*stream)(int device, std::int32_t device_number, void** found);
     };
     static constexpr std::int32_t cpu = 1, cuda = 2;
+    static constexpr std::uint8_t floating = 2;
 
     bool is_known(const PyObject* type) const noexcept {
         for (const nb::object& one : types_)
@@ -195,11 +197,18 @@ private:
         int own_number;
     };
 
-    // DLPack has one name for several dtypes, so torch says which one it is. Null for one that is not known here.
-    const Kind* kind_of(nb::handle tensor) const {
-        const nb::object dtype = nb::getattr(tensor, dtype_);
+    // DLPack has one name for several dtypes, so torch says which one it is, but for those floats of which there is one of each
+    // size. Null for one that is not known here.
+    const Kind* kind_of(nb::handle object, const Tensor& tensor) const {
+        const bool is_named = tensor.code == floating && tensor.bits <= 64 && tensor.bits >= 16;
+        const Kind*& known = named_[tensor.bits / 32];
+        if (is_named && known != nullptr && known->itemsize * 8 == tensor.bits) return known;
+        const nb::object dtype = nb::getattr(object, dtype_);
         for (const Kind& kind : kinds_)
-            if (kind.dtype.ptr() == dtype.ptr()) return &kind;
+            if (kind.dtype.ptr() == dtype.ptr()) {
+                if (is_named) known = &kind;
+                return &kind;
+            }
         return nullptr;
     }
 
@@ -208,6 +217,7 @@ private:
     int (*read_)(void*, Tensor*) = nullptr;
     int (*current_stream_)(int, std::int32_t, void**) = nullptr;
     std::vector<Kind> kinds_;
+    mutable const Kind* named_[8] = {};  // of 16, 32 and 64 bits, as soon as they were met
     nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
 };
 

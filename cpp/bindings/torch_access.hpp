@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -14,8 +13,8 @@
 #include "frames.hpp"
 #include "gil.hpp"
 #include "kept_handles.hpp"
+#include "operation_line.hpp"
 #include "torch_options.hpp"
-#include "turn_lock.hpp"
 
 namespace phalanx {
 
@@ -153,55 +152,42 @@ private:
     nb::object unnamed_;
 };
 
-// Whose turn it is to run an operation of a line. For Python, as a lock of `threading`, whose methods take longer to call from here
-// than the rest of a wait.
-class LineTurn : public TurnLock {
-public:
-    void enter() {
-        while (!acquire(1e9))
-            if (is_mine()) throw std::runtime_error("a signal handler cannot wait for an operation in the middle of another one");
-    }
-};
-
 // A line of operations, which a Runner of phalanx.torch_backend serves.
 class TorchLine {
 public:
     TorchLine(nb::object torch, nb::object line)
         : torch(*nb::inst_ptr<TorchAccess>(torch)), runner(std::move(line)), torch_object_(std::move(torch)) {
         const nb::object state = runner.attr("state");
+        queue_object_ = state[0];
         turn_object_ = state[1];
-        turn_ = nb::inst_ptr<LineTurn>(turn_object_);
-        waiting_ = state[0];
-        append_ = nb::getattr(waiting_, "append");
-        take_first_ = nb::getattr(waiting_, "popleft");
-        put_first_ = nb::getattr(waiting_, "appendleft");
+        queue_ = nb::cast<OperationQueue*>(queue_object_);
+        turn_ = nb::cast<LineTurn*>(turn_object_);
     }
 
-    bool is_empty() const { return PyObject_Size(waiting_.ptr()) == 0; }
+    bool is_empty() const noexcept { return queue_->size() == 0; }
 
     // Nothing is in line, or has just been taken from it.
-    bool idle() const { return is_empty() && !turn_->is_held(); }
+    bool idle() const noexcept { return is_empty() && !turn_->is_held(); }
 
-    bool try_enter() const { return is_empty() && turn_->try_acquire(); }
+    bool try_enter() const noexcept { return is_empty() && turn_->try_acquire(); }
     void leave() const noexcept { turn_->release(); }
 
     // Takes an operation out of the line, and the turn for it, if it is the next one and nothing runs.
     bool try_enter_for(nb::handle operation) const {
-        if (!is_next(operation) || !turn_->try_acquire()) return false;
-        vectorcall(take_first_, {});  // still that one: nothing above lets another thread run
+        if (!queue_->is_next(operation) || !turn_->try_acquire()) return false;
+        queue_->take_first();
         return true;
     }
 
     // Puts an operation at the end of the line. `at_once`: whether it is worth waking the line's thread for.
     void join(nb::handle operation, bool at_once) const {
-        vectorcall(append_, {operation.ptr()});
-        const bool looks = nb::getattr(runner, alert_).ptr() == Py_True && nb::getattr(runner, away_).ptr() == Py_False;
-        if (at_once || !looks) in_interpreter([&] { return runner.attr("attend")(at_once); });
+        queue_->append(nb::borrow(operation));
+        if (at_once || !queue_->is_served()) in_interpreter([&] { return runner.attr("attend")(at_once); });
     }
 
     // Makes an operation the next one again, which was interrupted before it had begun. In its turn.
     void put_back(nb::handle operation) const {
-        if (!is_next(operation)) vectorcall(put_first_, {operation.ptr()});
+        if (!queue_->is_next(operation)) queue_->put_first(nb::borrow(operation));
         try {
             in_interpreter([&] { return runner.attr("attend")(true); });
         } catch (const nb::python_error&) {  // the next signal: whoever waits for the operation runs it, too
@@ -215,13 +201,9 @@ public:
     const nb::object runner;
 
 private:
-    bool is_next(nb::handle operation) const {
-        return !is_empty() && nb::steal(PySequence_GetItem(waiting_.ptr(), 0)).ptr() == operation.ptr();
-    }
-
-    nb::object torch_object_, turn_object_, waiting_, append_, take_first_, put_first_;
+    nb::object torch_object_, queue_object_, turn_object_;
+    OperationQueue* queue_ = nullptr;
     LineTurn* turn_ = nullptr;
-    nb::object alert_ = nb::steal(PyUnicode_InternFromString("_alert")), away_ = nb::steal(PyUnicode_InternFromString("_away"));
 };
 
 }  // namespace phalanx

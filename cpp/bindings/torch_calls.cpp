@@ -52,6 +52,15 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("locked", &LineTurn::is_held)
         .def("__enter__", &LineTurn::enter)
         .def("__exit__", [](LineTurn& turn, const nb::args&) { turn.release(); });
+    nb::class_<OperationQueue>(m, "OperationQueue", "The operations of a line, in the order in which they run.")
+        .def(nb::init<>())
+        .def_prop_rw("alarm", &OperationQueue::alarm, &OperationQueue::set_alarm, nb::for_setter(nb::arg("alarm").none()))
+        .def_rw("is_away", &OperationQueue::is_away)
+        .def("__len__", &OperationQueue::size)
+        .def("first", &OperationQueue::first)
+        .def("append", &OperationQueue::append, nb::arg("operation"))
+        .def("take_first", &OperationQueue::take_first)
+        .def("remove", &OperationQueue::remove, nb::arg("operation"));
     m.def("keep_handles", &KeptHandles::make_base, nb::arg("work"), nb::arg("count_place"),
           "A subclass of torch's class of handles whose objects are kept to be given out again.");
     nb::class_<OperationInLine>(m, "OperationInLine", "What the handle of an operation in line knows of it.")

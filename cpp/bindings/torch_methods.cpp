@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "method_like.hpp"
 #include "module.hpp"
@@ -123,9 +124,26 @@ struct NothingMore {
 };
 using WaitMethod = MethodLike<NothingMore>;  // `on_error` is not called: what the operation raises, Python raises
 
+// What the core has set in a handle. The field of a class is looked up once, in those classes that the core makes.
+nb::object call_of(nb::handle handle) {
+    struct Field {
+        nb::object type, field;
+        descrgetfunc get;
+    };
+    static auto* const known = new std::vector<Field>;  // outlives the interpreter
+    const nb::handle type = reinterpret_cast<PyObject*>(Py_TYPE(handle.ptr()));
+    for (const Field& one : *known)
+        if (one.type.ptr() == type.ptr()) return nb::steal(one.get(one.field.ptr(), handle.ptr(), type.ptr()));
+    const nb::object field = nb::getattr(type, names().call);
+    auto* const get = reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(field.ptr()), Py_tp_descr_get));
+    if (get != nullptr && known->size() < 2) known->push_back({nb::borrow(type), field, get});
+    return nb::getattr(handle, names().call);
+}
+
 bool has_ended_well(nb::handle handle) {
     static const nb::handle collective = nb::type<PreparedCall>(), message = nb::type<PreparedMessage>();
-    const nb::object call = nb::getattr(handle, names().call);
+    const nb::object call = call_of(handle);
+    if (!call.is_valid()) throw nb::python_error();
     const PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(call.ptr()));
     if (type == collective.ptr()) return nb::inst_ptr<PreparedCall>(call)->wait(handle);
     return type == message.ptr() && nb::inst_ptr<PreparedMessage>(call)->wait(handle);

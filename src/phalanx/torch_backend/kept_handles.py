@@ -41,9 +41,7 @@ def _place_of_count() -> int:
     first = looks[0]
     expected = [0, 1, 2, 3, 0]
     found = [
-        8 * at
-        for at in range(len(first))
-        if first[at] != 0 and [look[at] - first[at] for look in looks] == expected
+        8 * at for at in range(len(first)) if first[at] != 0 and [look[at] - first[at] for look in looks] == expected
     ]
     return found[0] if len(found) == 1 else -1
 

@@ -7,44 +7,25 @@ thread that waits for it runs it in that thread's stead, if it has not begun: ha
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import deque
+from functools import partial
 from typing import Any
 
 from .._native import core
+from ..alarm import PlainAlarm
 from ..background_thread import BackgroundThread
 from .collective_work import CollectiveWork
 from .errors import translated
 from .line import InLine
+from .plain_line import PlainLine, PlainTurn
 from .work import FinishedWork, Job
 
 __all__ = ["SHORT", "Runner"]
 
 SHORT = 64 << 10
 """Bytes up to which an operation need not begin at once: most callers wait for it before the thread would be awake."""
-NAP, LONGEST_NAP = 0.001, 0.004
-AWAKE = 0.02
-"""Seconds. The thread looks at the line by itself for a while after it had work, so that no caller has to wake it. The
-longer it has found nothing, the more rarely: each look takes time from callers that run their operations themselves.
-"""
-
-
-class _PlainTurn:
-    """As the core's `LineTurn`, where there is no core."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.release, self.locked = self._lock.release, self._lock.locked
-
-    def try_acquire(self) -> bool:
-        return self._lock.acquire(blocking=False)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *args: object) -> None:
-        self._lock.release()
+LONGEST_NAP = 0.004
+"""Seconds. The thread looks at the line by itself for a while after it had work, so that no caller has to wake it."""
 
 
 class Runner:
@@ -56,15 +37,9 @@ class Runner:
 
     def __init__(self, default: float) -> None:
         self.default = default
-        self._turn = _PlainTurn() if core is None else core.LineTurn()
+        self._turn: Any = PlainTurn() if core is None else core.LineTurn()
         """Held while an operation runs."""
-        self._line: deque[InLine] = deque()
-        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Wakes the thread; False ends it."""
-        self._alert = False
-        """Whether the thread will look at the line soon without being woken."""
-        self._away = False
-        """Whether the thread runs callbacks, and so cannot serve the line."""
+        self._line: Any = PlainLine() if core is None else core.OperationQueue()
         self._thread: BackgroundThread | None = None
         self._newest: BackgroundThread | None = None
         """The last thread that was started: those before it have no part in the line any more."""
@@ -97,7 +72,7 @@ class Runner:
 
     @property
     def state(self) -> tuple[Any, Any]:
-        """The operations in the line and the lock of the turn, by which the core sees whether the line is idle."""
+        """The operations in the line and whose turn it is, for the core."""
         return self._line, self._turn
 
     def join(self, operation: InLine, *, at_once: bool = False) -> None:
@@ -110,23 +85,23 @@ class Runner:
         self.attend(at_once)
 
     def attend(self, at_once: bool = False) -> None:
-        """Has the thread look at an operation that has joined the line. The core calls this, unless the thread is about
-        to look by itself.
+        """Has the thread look at an operation that has joined the line. The core calls this, unless it is not needed.
 
         Args:
             at_once: As for `join`.
         """
         if self._thread is None:
             self._start()
-        if at_once or not self._alert or self._away:
+        if at_once or self._line.is_away:
             self.hurry()
 
     def hurry(self) -> None:
         """Wakes the thread if there is work for it. For callers that cannot run operations themselves."""
         if self._line:
-            self._alert = True
-            self._signals.put(True)
-            if self._away:
+            alarm = self._line.alarm
+            if alarm is not None:
+                alarm.hurry()
+            if self._line.is_away:
                 self._replace()
 
     def drive(self, operation: InLine) -> None:
@@ -143,11 +118,8 @@ class Runner:
 
     def leave(self, operation: InLine) -> bool:
         """Takes an operation out of the line; False if it has begun."""
-        try:
-            self._line.remove(operation)
-        except ValueError:
-            return False
-        return True
+        removed: bool = self._line.remove(operation)
+        return removed
 
     @property
     def idle(self) -> bool:
@@ -166,68 +138,57 @@ class Runner:
 
     def stop(self) -> None:
         """Ends the thread once everything that was issued has ended."""
-        thread, self._thread = self._thread, None
-        self._alert = False
+        with self._starting:
+            thread, self._thread = self._thread, None
+            alarm, self._line.alarm = self._line.alarm, None
         if thread is not None:
-            self._signals.put(False)
+            alarm.stop()
             thread.join()
 
     def _run_next(self) -> InLine | None:
         """Runs the next operation, in its turn. One that is interrupted before it has begun is still the next one."""
-        try:
-            operation = self._line[0]
-        except IndexError:
+        operation: InLine | None = self._line.first()
+        if operation is None:
             return None
         if not operation.begun:  # else an interrupt has come just before it would have left
             operation.run()
-        self._line.popleft()
+        self._line.take_first()
         return operation
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
+                self._line.alarm = PlainAlarm() if core is None else core.Alarm(LONGEST_NAP)
                 self._start_another()
 
     def _replace(self) -> None:
         """The thread may wait, in a callback, for what is in line now: another one takes its place."""
         with self._starting:
-            if self._away and self._thread is not None:
-                self._away = False
+            if self._line.is_away and self._thread is not None:
+                self._line.is_away = False
                 self._start_another()
 
     def _start_another(self) -> None:
-        self._thread = self._newest = BackgroundThread(self._serve, "phalanx-torch")
+        self._thread = self._newest = BackgroundThread(partial(self._serve, self._line.alarm), "phalanx-torch")
         self._thread.start()
 
     def _call_back(self, operation: InLine) -> bool:
         """Runs callbacks in the thread that serves the line; False if another one has taken its place meanwhile."""
-        self._away = True
+        self._line.is_away = True
         operation.call_back()
         with self._starting:
             if self._newest is None or not self._newest.is_current:  # also while `stop` waits for the other one
                 return False
-            self._away = False
+            self._line.is_away = False
         return True
 
-    def _serve(self) -> None:
-        nap, rested = NAP, 0.0
-        while True:
-            if self._line:
-                nap, rested = NAP, 0.0
+    def _serve(self, alarm: Any) -> None:
+        while alarm.wait():
+            alarm.disarm()
+            while self._line:
                 with self._turn:
                     ran = self._run_next()
                 if ran is not None and ran.has_callbacks and not self._call_back(ran):
                     return
-                continue
-            try:
-                if not self._signals.get(timeout=nap if self._alert else None):
-                    break
-                nap, rested = NAP, 0.0
-            except queue.Empty:
-                rested += nap
-                nap = min(2 * nap, LONGEST_NAP)
-            if rested > AWAKE:
-                self._alert = False
-                # A caller that joined the line before `_alert` fell has not woken this thread: one more look.
-                nap, rested = NAP, 0.0
+                ran = None  # an idle thread keeps nothing alive
         self.drain()

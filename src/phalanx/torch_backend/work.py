@@ -34,7 +34,7 @@ def _future_of(tensors: Any) -> Any:
     return torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
 
 
-class FinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc]  # torch is not typed here
+class FinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc,metaclass]  # torch is not typed here
     """An operation that went well before the call returned.
 
     It has no constructor of its own, which would take as long as torch's: the core makes most of these, and sets
@@ -82,7 +82,7 @@ class FinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc]  
         return self.source_rank()
 
 
-class UnfinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc]
+class UnfinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc,metaclass]
     """An operation that goes on after the call has returned."""
 
     __slots__ = ("_at_end", "_ended", "_error", "_event", "_future", "_lock", "_promise", "_tensors", "_untold")
