@@ -395,7 +395,7 @@ private:
     // Up to here the root of a scatter copies parts into the slots of those who read them, where ranks share cores.
     static constexpr std::size_t most_at_readers = 128 << 10;
     // A sum has to be so many times longer than a copy for threads to help with it: each rank reads twice, and waits in between.
-    static constexpr std::size_t worth_summing_far = 4;
+    static constexpr std::size_t worth_helping_sums = 4;
     // From here on NumPy asks for large pages.
     static constexpr std::size_t in_large_pages = 4 << 20;
 #if defined(__x86_64__)
@@ -543,9 +543,10 @@ private:
         for (int i = 1; i < ranks(); ++i) visit((rank() + i) % ranks());
     }
 
-    void combine(std::byte* to, std::size_t bytes, const Combine& how) {
+    // What lies at `sources`, one of each rank.
+    void combine(std::byte* to, const std::byte* const* sources, std::size_t bytes, const Combine& how) const noexcept {
         jitter::step();
-        reduce_many(to, sources_.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
+        reduce_many(to, sources, ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
     }
 
     Way way_of(int root, std::size_t longest) const noexcept {
@@ -764,9 +765,9 @@ private:
 
     // Everybody's, one after another, into this rank's own array.
     void combine_shown(const Shown& shown, std::byte* x, std::size_t from, std::size_t size, const Combine& how) {
-        sources_.resize(ranks());
-        for (int r = 0; r < ranks(); ++r) sources_[r] = r == rank() ? x + from : shown.at(r, from, 0);
-        combine(x + from, size, how);
+        near_.resize(ranks());
+        for (int r = 0; r < ranks(); ++r) near_[r] = r == rank() ? x + from : shown.at(r, from, 0);
+        combine(x + from, near_.data(), size, how);
     }
 
     // `near(r)` is what rank r has for this sum, or null if it lies in the memory of its process, at `place` of its array: that is
@@ -777,8 +778,10 @@ private:
         bool is_near = true;
         for (int r = 0; r < ranks(); ++r) is_near = (near_[r] = near(r)) != nullptr && is_near;
         if (is_near) {
-            sources_.swap(near_);
-            combine(to, bytes, how);
+            share_sum(bytes, [&](std::size_t at, std::size_t size, const std::byte** sources) {
+                for (int r = 0; r < ranks(); ++r) sources[r] = near_[r] + at;
+                combine(to + at, sources, size, how);
+            });
             return true;
         }
         const std::size_t each = far_tile(bytes);
@@ -795,7 +798,21 @@ private:
         return std::all_of(summed_.begin(), summed_.end(), [](std::uint8_t is) { return is != 0; });
     }
 
-    // What one thread needs for it.
+    // A sum of arrays that this process can read: `sum(at, size, sources)` for each piece of it, in several threads if it is long.
+    // `sources` has room for an address of each rank.
+    template <class Sum>
+    void share_sum(std::size_t bytes, Sum sum) {
+        const std::size_t worth = s_.thresholds().worth_helping;
+        const bool is_long = has_helpers() && ranks() * bytes >= worth_helping_sums * worth;
+        const std::size_t each = is_long ? std::max(worth / 8 / cache_line, std::size_t{1}) * cache_line : std::max(bytes, cache_line);
+        for (Scratch& scratch : scratch_) scratch.sources.resize(ranks());
+        auto work = [&](std::size_t i, int hand) {
+            sum(i * each, std::min(each, bytes - i * each), scratch_[hand].sources.data());
+        };
+        crew_.share((bytes + each - 1) / each, is_long ? crew_.helpers() : 0, work);
+    }
+
+    // What one thread needs for a sum.
     struct Scratch {
         std::vector<std::byte> tiles;  // of each rank
         std::vector<const std::byte*> sources;
@@ -808,8 +825,7 @@ private:
             if (near_[r] != nullptr) continue;
             if (addresses_[r] == 0 || !s_.read(r, scratch.tiles.data() + r * each, addresses_[r] + place, bytes)) return false;
         }
-        jitter::step();
-        reduce_many(to, scratch.sources.data(), ranks(), bytes / item_size(how.dtype), how.dtype, how.op, how.divisor);
+        combine(to, scratch.sources.data(), bytes, how);
         return true;
     }
 
@@ -900,7 +916,7 @@ private:
         const std::size_t item = item_size(how.dtype);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
-        const bool far = root < 0 && is_helped(count * item, worth_summing_far);
+        const bool far = root < 0 && is_helped(count * item, worth_helping_sums);
         const std::uint64_t home = offset == 0 && far ? Segment::address_of(x) : offset;
         const bool receives = root < 0 || root == rank();
         std::size_t length = std::min(count, s_.layout().slot_bytes / item);  // elements of a piece
@@ -1037,14 +1053,15 @@ private:
     // Tile by tile, so that the result is copied to the others while it is in the cache.
     template <class Place>
     void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
-        sources_.resize(ranks());
-        for (std::size_t at = begin; at < end; at += tile) {
-            const std::size_t bytes = std::min(tile, end - at);
-            for (int r = 0; r < ranks(); ++r) sources_[r] = place(r) + at;
-            std::byte* to = place(root < 0 ? rank() : root) + at;
-            combine(to, bytes, how);
-            if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
-        }
+        share_sum(end - begin, [&](std::size_t from, std::size_t size, const std::byte** sources) {
+            for (std::size_t at = begin + from, stop = at + size; at < stop; at += tile) {
+                const std::size_t bytes = std::min(tile, stop - at);
+                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + at;
+                std::byte* to = place(root < 0 ? rank() : root) + at;
+                combine(to, sources, bytes, how);
+                if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
+            }
+        });
     }
 
     Segment& s_;
@@ -1057,7 +1074,6 @@ private:
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
     bool unread_ = false;                     // this rank could not read one of them
     Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
-    std::vector<const std::byte*> sources_;
     std::vector<const std::byte*> near_;      // of `combine_near_and_far`
     std::vector<std::uint8_t> summed_;
     std::vector<Scratch> scratch_;            // one for each hand
