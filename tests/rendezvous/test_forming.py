@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from tests.lateness import bound
+from tests.ports import free_port
 from tests.rendezvous.support import (
     FAST,
     LOOPBACK,
@@ -32,7 +33,6 @@ from phalanx.backends import MeshBackend
 from phalanx.errors import AuthenticationFailed, RendezvousError, Timeout, WorldNotFormed
 from phalanx.rendezvous import join
 from phalanx.rendezvous.directory import Directory
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire import control
 from phalanx.wire.handshake import Rejected, Role
