@@ -171,7 +171,7 @@ private:
         ring.publish();
         if (done < size) {
             const Away away(*route.lock, ring.bell());
-            write_on(ring, data, size, done, patience_, bound);
+            route.mapped->loans.write_on(ring, data, size, done, patience_, bound);
         }
         if (done < size) {
             const nb::object hand_over = route.channel.attr("hand_over");
@@ -194,7 +194,7 @@ private:
         ring.publish();
         if (done < size) {
             const Away away(*route.lock, ring.bell());
-            read_on(ring, data, size, done, patience_, bound);
+            route.mapped->loans.read_on(ring, data, size, done, patience_, bound);
         }
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));

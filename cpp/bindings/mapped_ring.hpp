@@ -10,7 +10,7 @@
 #include <new>
 #include <optional>
 
-#include "phalanx/transfer.hpp"
+#include "phalanx/message_loans.hpp"
 
 namespace phalanx {
 
@@ -19,7 +19,7 @@ constexpr std::size_t worth_releasing = 64 << 10;
 
 // The GIL guards all of it. Whoever lets go of the GIL while it uses the memory is counted, and the memory stays until it
 // is out. Only one thread at a time moves bytes: the one that holds the channel's lock.
-template <class Half>
+template <class Half, class Loans>
 class MappedRing {
 public:
     MappedRing(int memory, std::size_t size, int socket) : size_(size) {
@@ -61,6 +61,7 @@ public:
     }
 
     bool resting = false;  // of the reading side: the next byte begins a frame
+    Loans loans;           // of long messages
 
     void close() noexcept {
         if (half_) half_->leave();
@@ -113,7 +114,7 @@ private:
     bool closing_ = false;
 };
 
-using RingOut = MappedRing<RingWriter>;
-using RingIn = MappedRing<RingReader>;
+using RingOut = MappedRing<RingWriter, MessageLender>;
+using RingIn = MappedRing<RingReader, MessageBorrower>;
 
 }  // namespace phalanx

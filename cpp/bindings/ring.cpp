@@ -65,8 +65,13 @@ std::size_t read_into(RingIn& in, nb::handle view) {
     if (count == 0) {
         ring->ask_for_byte();
         count = std::min(ring->available(buffer.bytes()), buffer.bytes());
-        if (count == 0) return 0;
+        if (count == 0 && !MessageBorrower::stands(*ring)) return 0;
         ring->ask_for_no_byte();
+    }
+    if (count == 0) {
+        std::size_t taken = 0;
+        moving(buffer.bytes(), [&] { taken = in.loans.take(*ring, buffer.data(), buffer.bytes()); });
+        return taken != 0 ? taken : read_into(in, view);  // it is over, and the rest comes through the ring
     }
     moving(count, [&] { ring->peek(buffer.data(), count); });
     ring->skip(count);
@@ -102,11 +107,18 @@ void phalanx::bind_ring(nb::module_& m) {
              },
              nb::arg("memory"), nb::arg("size"), nb::arg("socket"), nb::arg("nonce"))
         .def_prop_ro("accepted", &RingOut::accepted)
+        .def_prop_rw("lends_from", [](RingOut& r) { return r.loans.lends_from; },
+                     [](RingOut& r, std::size_t bytes) { r.loans.lends_from = bytes; })
+        .def_prop_ro("lent", [](RingOut& r) { return r.loans.lent; })
         .def("write", &write_views, nb::arg("views"));
     bind_half<RingIn>(m, "RingIn", "The reading side of a ring.")
         .def(nb::init<int, std::size_t, int>(), nb::arg("memory"), nb::arg("size"), nb::arg("socket"))
         .def("accept", [](RingIn& r, const nb::bytes& nonce) { return r.accept(nonce_of(nonce)); }, nb::arg("nonce"))
-        .def_prop_ro("pending", [](RingIn& r) { return r.half() != nullptr && r.half()->available(1) != 0; })
+        .def_prop_ro("pending", [](RingIn& r) {
+            return r.half() != nullptr && (r.half()->available(1) != 0 || MessageBorrower::stands(*r.half()));
+        })
+        .def("borrow_from", [](RingIn& r, int pid, int helpers) { r.loans.borrow_from(pid, helpers); }, nb::arg("pid"),
+             nb::arg("helpers"))
         .def_rw("resting", &RingIn::resting)
         .def("read_into", &read_into, nb::arg("view"));
     nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that fast messages give way to.")

@@ -12,7 +12,6 @@
 #include "flat_tensor.hpp"
 #include "frames.hpp"
 #include "gil.hpp"
-#include "kept_handles.hpp"
 #include "operation_line.hpp"
 #include "torch_options.hpp"
 
@@ -110,23 +109,17 @@ private:
             : type(std::move(kind)),
               field(type.attr(name)),
               make(reinterpret_cast<newfunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_tp_new))),
-              set_field(reinterpret_cast<descrsetfunc>(PyType_GetSlot(Py_TYPE(field.ptr()), Py_tp_descr_set))),
-              kept(KeptHandles::of(type)) {}
+              set_field(reinterpret_cast<descrsetfunc>(PyType_GetSlot(Py_TYPE(field.ptr()), Py_tp_descr_set))) {}
 
         nb::object type, field;
         newfunc make;
         descrsetfunc set_field;
-        KeptHandles* kept;  // null if none are
     };
 
     nb::object made(const Handles& kind, nb::handle value) const {
-        nb::object work = kind.kept != nullptr ? kind.kept->take() : nb::object();
-        if (!work.is_valid()) {
-            work = nb::steal(kind.make(reinterpret_cast<PyTypeObject*>(kind.type.ptr()), nothing_.ptr(), nullptr));
-            if (!work.is_valid()) throw nb::python_error();
-            vectorcall(begin_handle_, {work.ptr()});
-            if (kind.kept != nullptr) kind.kept->learn(work);
-        }
+        nb::object work = nb::steal(kind.make(reinterpret_cast<PyTypeObject*>(kind.type.ptr()), nothing_.ptr(), nullptr));
+        if (!work.is_valid()) throw nb::python_error();
+        vectorcall(begin_handle_, {work.ptr()});
         if (kind.set_field(kind.field.ptr(), work.ptr(), value.ptr()) != 0) throw nb::python_error();
         return work;
     }

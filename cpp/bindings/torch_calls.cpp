@@ -61,8 +61,6 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("append", &OperationQueue::append, nb::arg("operation"))
         .def("take_first", &OperationQueue::take_first)
         .def("remove", &OperationQueue::remove, nb::arg("operation"));
-    m.def("keep_handles", &KeptHandles::make_base, nb::arg("work"), nb::arg("count_place"),
-          "A subclass of torch's class of handles whose objects are kept to be given out again.");
     nb::class_<OperationInLine>(m, "OperationInLine", "What the handle of an operation in line knows of it.")
         .def_prop_ro("ended", &OperationInLine::ended)
         .def_prop_ro("error", &OperationInLine::error)

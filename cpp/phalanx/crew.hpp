@@ -76,14 +76,18 @@ public:
     }
 
 private:
-    // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, does without for so many
-    // times: others want the cores.
+    // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, does without the next time:
+    // others want the cores. If that goes on, twice as often as the time before, up to so many times.
     static constexpr std::int64_t late_ns = 300'000;
     static constexpr std::int64_t late_part = 4;
-    static constexpr int rests = 16;
+    static constexpr int most_rests = 16;
     static constexpr std::int64_t long_ns = std::int64_t{3600} * 1'000'000'000;
 
-    bool may_call() noexcept { return rest_ == 0 || --rest_ == 0; }
+    bool may_call() noexcept {
+        if (rest_ == 0) return true;
+        --rest_;
+        return false;
+    }
 
     // The bits of so many helpers on the bell; of fewer if there are no more threads, or no memory for them.
     std::uint32_t hire(int wanted) noexcept {
@@ -173,19 +177,21 @@ private:
 
     // `since`: when this thread began with its own pieces.
     void wait_for_those_inside(std::int64_t since) noexcept {
-        if (inside_.load(std::memory_order_seq_cst) == 0) return;
         const std::int64_t done = monotonic_ns();
         for (int looks = 1; inside_.load(std::memory_order_seq_cst) != 0; ++looks) {
             relax();
             if (looks % 64 == 0) sched_yield();
         }
-        if (monotonic_ns() - done > std::max(late_ns, (done - since) / late_part)) rest_ = rests;
+        const bool late = monotonic_ns() - done > std::max(late_ns, (done - since) / late_part);
+        rest_ = late ? next_rest_ : 0;
+        next_rest_ = late ? std::min(2 * next_rest_, most_rests) : 1;
     }
 
     int most_;
     std::unique_ptr<std::vector<std::thread>> threads_;
     pid_t owner_ = 0;  // the process that has them
-    int rest_ = 0;
+    int rest_ = 0;       // so many times it does without helpers
+    int next_rest_ = 1;  // and so many if they are late once more
     std::uint64_t turns_ = 0;
     // The work of this turn: written before the turn is shown, and not changed while anybody is inside.
     void (*do_piece_)(void*, std::size_t, int) = nullptr;

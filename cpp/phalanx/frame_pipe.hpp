@@ -6,7 +6,6 @@
 #pragma once
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -23,6 +22,7 @@
 
 #include "phalanx/lanes.hpp"
 #include "phalanx/lending.hpp"
+#include "phalanx/loopback.hpp"
 #include "phalanx/ring.hpp"
 #include "phalanx/stream_transfer.hpp"
 
@@ -94,8 +94,9 @@ private:
 // Whether a thread that waits on a socket runs on the core from which the other side, on this machine, sent last.
 class SocketCore {
 public:
-    explicit SocketCore(int socket) noexcept : socket_(socket), is_local_(is_local(socket)) {}
+    explicit SocketCore(int socket) noexcept : socket_(socket), is_local_(joins_one_machine(socket)) {}
 
+    // Through loopback the kernel receives on the core that sends.
     bool shared() const noexcept {
         int core = -1;
         socklen_t size = sizeof core;
@@ -108,19 +109,6 @@ public:
     }
 
 private:
-    // Both ends have the same address. Through loopback the kernel receives on the core that sends.
-    static bool is_local(int socket) noexcept {
-        sockaddr_storage here{}, there{};
-        socklen_t size = sizeof here, other = sizeof there;
-        if (::getsockname(socket, reinterpret_cast<sockaddr*>(&here), &size) != 0) return false;
-        if (::getpeername(socket, reinterpret_cast<sockaddr*>(&there), &other) != 0 || here.ss_family != there.ss_family)
-            return false;
-        if (here.ss_family == AF_INET)
-            return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
-        return here.ss_family == AF_INET6 && std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr,
-                                                         &reinterpret_cast<sockaddr_in6&>(there).sin6_addr, sizeof(in6_addr)) == 0;
-    }
-
     int socket_;
     bool is_local_;
     Parting parting_;

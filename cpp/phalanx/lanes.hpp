@@ -3,11 +3,16 @@
 // One connection keeps one core busy on each side at most, and on one machine the two wait for each other much of the time.
 // The frame itself goes over the first connection as ever; its payload is cut into blocks, and the lanes get one after
 // another in turn, so the receiver can take the payload in order and piece by piece. A lane has no bytes besides those.
+//
+// On a machine that has one core for each lane, both ends of a lane are kept on one core. They take turns there: the receiver
+// finds the bytes in the cache, and neither end has to wake up a core that sleeps. Left alone, the kernel puts the two ends on
+// one core in some payloads and on two in others, which take up to twice as long.
 #pragma once
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -20,10 +25,14 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "phalanx/loopback.hpp"
+#include "phalanx/spreading.hpp"
 
 namespace phalanx {
 
@@ -32,7 +41,8 @@ constexpr int lane_closed = -1;  // by the other side; other values are error nu
 class Lanes {
 public:
     // The sockets are this object's from now on.
-    explicit Lanes(const std::vector<int>& sockets) {
+    explicit Lanes(const std::vector<int>& sockets)
+        : is_local_(!sockets.empty() && std::all_of(sockets.begin(), sockets.end(), joins_one_machine)) {
         for (const int socket : sockets) {
             lanes_.push_back(std::make_unique<Lane>(socket));
             block_for(socket, SO_SNDTIMEO, send_ms);
@@ -121,6 +131,7 @@ public:
 
 private:
     static constexpr std::size_t block = 512 << 10;
+    static constexpr std::size_t most_pieces = 32;  // of memory for one call
     static constexpr int send_ms = 20;    // without progress, after which a sender gets its memory back
     static constexpr int receive_ms = 4;  // so long may pass before a reader is seen that should do something else
 
@@ -174,63 +185,96 @@ private:
 
     static bool is_for_later(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-    // Behind the bytes of a lane that end at `at`: where its next ones are.
-    std::size_t next(std::size_t at) const noexcept { return at % block == 0 ? at + (lanes_.size() - 1) * block : at; }
+    // The place of a lane's byte that comes so many bytes after the one at `at`: its blocks are not neighbours.
+    std::size_t after(std::size_t at, std::size_t bytes) const noexcept {
+        const std::size_t in_block = at % block + bytes;
+        return at - at % block + in_block / block * lanes_.size() * block + in_block % block;
+    }
 
-    // Does something for each lane at once: this thread for the first, and threads that are made for it for the others.
+    // The core of each lane, by its number; none if the lanes do not fill the cores of this process, or lead elsewhere.
+    struct LaneCores {
+        cpu_set_t allowed;
+        std::vector<int> of;
+    };
+    LaneCores find_cores() const {
+        LaneCores cores;
+        if (!is_local_ || sched_getaffinity(0, sizeof cores.allowed, &cores.allowed) != 0) return cores;
+        if (CPU_COUNT(&cores.allowed) != static_cast<int>(lanes_.size())) return cores;
+        for (int core = 0; core < CPU_SETSIZE; ++core)
+            if (CPU_ISSET(core, &cores.allowed)) cores.of.push_back(core);
+        return cores;
+    }
+
+    // Does something for each lane at once: this thread for one, and threads that are made for it for the others.
     template <class Work>
     void together(const Work& work) {
+        const LaneCores cores = find_cores();
+        const auto here = std::find(cores.of.begin(), cores.of.end(), sched_getcpu());
+        const std::size_t own = here == cores.of.end() ? 0 : static_cast<std::size_t>(here - cores.of.begin());
+        const auto run = [&](std::size_t number) {
+            std::optional<StayOn> stay;
+            if (!cores.of.empty()) stay.emplace(cores.of[number], cores.allowed);
+            work(number);
+        };
         std::vector<std::thread> team;
         std::size_t given = 1;
+        const auto number = [&](std::size_t i) { return (own + i) % lanes_.size(); };
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  // signals go to the program's own threads
         try {
             team.reserve(lanes_.size());
-            for (; given < lanes_.size(); ++given) team.emplace_back(work, given);
+            for (; given < lanes_.size(); ++given) team.emplace_back(run, number(given));
         } catch (const std::exception&) {
             // There are no more threads to be had: this one does the rest.
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        work(0);
-        for (; given < lanes_.size(); ++given) work(given);
+        run(own);
+        for (; given < lanes_.size(); ++given) run(number(given));
         for (std::thread& thread : team) thread.join();
     }
 
     int send_on(std::size_t number, const Payload& payload) {
         Lane& lane = *lanes_[number];
-        for (std::size_t at = number * block; at < payload.bytes(); at = next(at)) {
-            const std::size_t end = std::min((at / block + 1) * block, payload.bytes());
-            while (at < end) {
-                iovec pieces[16];
-                msghdr message{};
-                message.msg_iov = pieces;
-                message.msg_iovlen = payload.pieces(at, end, pieces);
-                const ssize_t count = ::sendmsg(lane.socket, &message, MSG_NOSIGNAL);
-                if (count >= 0)
-                    at += static_cast<std::size_t>(count);
-                else if (errno == EAGAIN || errno == EWOULDBLOCK)
-                    return send_later(lane, payload, at);
-                else if (errno != EINTR)
-                    return errno;
-            }
+        for (std::size_t at = number * block; at < payload.bytes();) {
+            iovec pieces[most_pieces];
+            msghdr message{};
+            message.msg_iov = pieces;
+            message.msg_iovlen = pieces_from(at, payload, pieces);
+            const ssize_t count = ::sendmsg(lane.socket, &message, MSG_NOSIGNAL);
+            if (count >= 0)
+                at = after(at, static_cast<std::size_t>(count));
+            else if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return send_later(lane, payload, at);
+            else if (errno != EINTR)
+                return errno;
         }
         return 0;
+    }
+
+    // Memory of the lane to which `at` belongs, from there on, as much as fits. All in one call: each one that ends has the
+    // kernel send what it has, and wake the receiver for it.
+    std::size_t pieces_from(std::size_t at, const Payload& payload, std::span<iovec> found) const noexcept {
+        std::size_t count = 0;
+        while (at < payload.bytes() && count < found.size()) {
+            const std::size_t end = std::min((at / block + 1) * block, payload.bytes());
+            const std::size_t more = payload.pieces(at, end, found.subspan(count));
+            for (const iovec& piece : found.subspan(count, more)) at = after(at, piece.iov_len);
+            count += more;
+        }
+        return count;
     }
 
     // Copies what this lane has not sent, from `at` on.
     int send_later(Lane& lane, const Payload& payload, std::size_t at) {
         try {
             lane.rest.clear();
-            for (; at < payload.bytes(); at = next(at)) {
-                const std::size_t end = std::min((at / block + 1) * block, payload.bytes());
-                while (at < end) {
-                    iovec piece;
-                    payload.pieces(at, end, {&piece, 1});
-                    const char* from = static_cast<const char*>(piece.iov_base);
-                    lane.rest.insert(lane.rest.end(), from, from + piece.iov_len);
-                    at += piece.iov_len;
-                }
+            while (at < payload.bytes()) {
+                iovec piece;
+                pieces_from(at, payload, {&piece, 1});
+                const char* from = static_cast<const char*>(piece.iov_base);
+                lane.rest.insert(lane.rest.end(), from, from + piece.iov_len);
+                at = after(at, piece.iov_len);
             }
             lane.sends_rest.store(true, std::memory_order_relaxed);
             sigset_t all, before;
@@ -260,12 +304,19 @@ private:
     int receive_on(std::size_t number, char* memory, std::size_t end) {
         Lane& lane = *lanes_[number];
         while (lane.at < end) {
-            const std::size_t wanted = std::min((lane.at / block + 1) * block, end) - lane.at;
-            const ssize_t count = ::recv(lane.socket, memory + (lane.at - done_), wanted, 0);
+            iovec pieces[most_pieces];
+            msghdr message{};
+            message.msg_iov = pieces;
+            for (std::size_t at = lane.at; at < end && message.msg_iovlen < most_pieces;) {
+                const std::size_t length = std::min((at / block + 1) * block, end) - at;
+                pieces[message.msg_iovlen++] = {memory + (at - done_), length};
+                at = after(at, length);
+            }
+            const ssize_t count = ::recvmsg(lane.socket, &message, 0);
             if (count == 0) return lane_closed;
             if (count < 0 && errno == EINTR) continue;
             if (count < 0) return is_for_later(errno) ? 0 : errno;
-            lane.at = next(lane.at + static_cast<std::size_t>(count));
+            lane.at = after(lane.at, static_cast<std::size_t>(count));
         }
         return 0;
     }
@@ -279,6 +330,7 @@ private:
     }
 
     std::vector<std::unique_ptr<Lane>> lanes_;
+    bool is_local_;
     // Of the receiver.
     std::size_t coming_ = 0;  // bytes of the payload
     std::size_t done_ = 0;    // of which all before this have come

@@ -26,17 +26,6 @@
 
 namespace phalanx {
 
-// What comes before the bytes of a payload, or in their place.
-struct PayloadPart {
-    std::uint32_t lent;    // 1: they lie at `address`; 0: they follow
-    std::uint32_t number;  // of the loan on this ring
-    std::uint64_t bytes;
-    std::uint64_t address;
-    std::uint64_t proof_at;
-    Proof proof;
-};
-static_assert(sizeof(PayloadPart) == 48);
-
 // The word of a loan: its number, whether it is closed and whether the receiver cannot read it, and the bytes it has read.
 struct Loan {
     static constexpr std::uint64_t longest = std::uint64_t{1} << 30;
@@ -85,12 +74,16 @@ public:
     }
 
     // Waits until all was read, or nothing for so long. Returns the bytes that were; then the memory is the sender's again.
-    std::size_t wait(RingWriter& ring, std::size_t bytes, std::int64_t look_ns, std::int64_t stay_ns) noexcept {
+    // `aborted`: somebody wants it back sooner.
+    std::size_t wait(RingWriter& ring, std::size_t bytes, std::int64_t look_ns, std::int64_t stay_ns,
+                     const Shared<std::uint32_t>* aborted = nullptr) noexcept {
+        static const Shared<std::uint32_t> never{0};
+        const Shared<std::uint32_t>& is_aborted = aborted != nullptr ? *aborted : never;
         Shared<std::uint64_t>& word = ring.control().loan;
         std::uint64_t seen = Loan::open(number_);
         while (Loan::taken(seen) != bytes && (seen & Loan::refused) == 0) {
             const auto changed = [&] { return word.load(std::memory_order_acquire) != seen || ring.other_closed(); };
-            if (!comes(ring, changed, look_ns, stay_ns) || ring.other_closed()) break;
+            if (!comes(ring, changed, look_ns, stay_ns, is_aborted) || ring.other_closed()) break;
             seen = word.load(std::memory_order_acquire);
         }
         seen = word.fetch_or(Loan::closed, std::memory_order_acq_rel);
@@ -111,14 +104,14 @@ private:
     }
 
     template <class Ready>
-    static bool comes(RingWriter& ring, Ready ready, std::int64_t look_ns, std::int64_t stay_ns) noexcept {
+    static bool comes(RingWriter& ring, Ready ready, std::int64_t look_ns, std::int64_t stay_ns,
+                      const Shared<std::uint32_t>& aborted) noexcept {
         const std::int64_t since = monotonic_ns();
-        for (std::int64_t now = since; now - since < look_ns; now = monotonic_ns()) {
+        for (std::int64_t now = since; now - since < look_ns && aborted.load(std::memory_order_relaxed) == 0; now = monotonic_ns()) {
             if (ready()) return true;
             relax();
         }
-        static const Shared<std::uint32_t> never{0};
-        const Bound bound{.deadline_ns = since + look_ns + stay_ns, .aborted = &never};
+        const Bound bound{.deadline_ns = since + look_ns + stay_ns, .aborted = &aborted};
         return detail::wait_asleep(ring.bell(), bound, ready) == Outcome::done;
     }
 

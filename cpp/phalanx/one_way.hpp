@@ -5,7 +5,7 @@
 //
 // - Who has reached a step has read all that it had to read there. What a rank shows lies in its note of that step, or in
 //   its slot or a share of it, and is written again only when everybody was seen far enough: `notes` steps later for a note,
-//   `share_lag` for a share, and for a slot as in `collectives.hpp`, at the step before the last.
+//   `share_lag` for a share, and for a slot as in `exchange.hpp`, at the step before the last.
 // - Before an operation at which all meet, a rank waits until all have caught up.
 // - A rank enters an operation by writing its fingerprint into its note; a reader compares it with its own, also while it
 //   waits, because the other may be waiting as well. Two roots that both only show would not notice it: so a root claims

@@ -9,12 +9,15 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "phalanx/peer_memory.hpp"
 #include "phalanx/spreading.hpp"
 #include "phalanx/waiting.hpp"
 
@@ -35,6 +38,38 @@ struct RingCount {
     Shared<int> core{0};
 };
 
+// What comes before the bytes of a payload, or in their place (lending.hpp).
+struct PayloadPart {
+    std::uint32_t lent;    // 1: they lie at `address`; 0: they follow
+    std::uint32_t number;  // of the loan on this ring
+    std::uint64_t bytes;
+    std::uint64_t address;
+    std::uint64_t proof_at;
+    Proof proof;
+};
+static_assert(sizeof(PayloadPart) == 48);
+
+// A loan in place of bytes of the ring, which would come at this position (message_loans.hpp). One that is read while another is
+// written may be a mixture of both: then the first is over, and whoever acts on it finds that out.
+class LoanOffer {
+public:
+    void set(const PayloadPart& part, std::uint64_t position) noexcept {
+        const auto words = std::bit_cast<std::array<std::uint64_t, 6>>(part);
+        for (std::size_t i = 1; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
+        position_.store(position, std::memory_order_relaxed);
+        words_[0].store(words[0], std::memory_order_release);  // the number of the loan
+    }
+    std::pair<PayloadPart, std::uint64_t> get() const noexcept {
+        std::array<std::uint64_t, 6> words;
+        for (std::size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_acquire);
+        return {std::bit_cast<PayloadPart>(words), position_.load(std::memory_order_relaxed)};
+    }
+
+private:
+    std::array<Shared<std::uint64_t>, 6> words_{};
+    Shared<std::uint64_t> position_{0};
+};
+
 // The first page of the memory; the bytes of the ring follow.
 struct RingControl {
     std::uint8_t nonce[16]{};
@@ -45,6 +80,7 @@ struct RingControl {
     RingSide reader;
     RingSide writer;
     alignas(64) Shared<std::uint64_t> loan{0};  // what the reader has taken of the writer's memory; see lending.hpp
+    LoanOffer offer;
 };
 
 constexpr std::size_t ring_control_bytes = 4096;
@@ -181,6 +217,9 @@ public:
     }
 
     void publish() noexcept { show(written_); }
+
+    // Where this side is: bytes that it has written.
+    std::uint64_t position() const noexcept { return written_; }
 };
 
 class RingReader : public RingHalf {

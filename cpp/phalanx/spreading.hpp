@@ -23,7 +23,28 @@ inline void move_to(int core, const cpu_set_t& allowed) noexcept {
     if (sched_setaffinity(0, sizeof(only), &only) == 0) sched_setaffinity(0, sizeof(before), &before);
 }
 
-// The same for two that wait for each other: one of them moves on to the next core.
+// Keeps this thread on one core for as long as this exists. Not if its affinity is not `allowed`.
+class StayOn {
+public:
+    StayOn(int core, const cpu_set_t& allowed) noexcept : allowed_(allowed) {
+        cpu_set_t before, only;
+        if (sched_getaffinity(0, sizeof(before), &before) != 0 || !CPU_EQUAL(&before, &allowed)) return;
+        CPU_ZERO(&only);
+        CPU_SET(core, &only);
+        stays_ = sched_setaffinity(0, sizeof(only), &only) == 0;
+    }
+    StayOn(const StayOn&) = delete;
+    StayOn& operator=(const StayOn&) = delete;
+    ~StayOn() {
+        if (stays_) sched_setaffinity(0, sizeof(allowed_), &allowed_);
+    }
+
+private:
+    cpu_set_t allowed_;
+    bool stays_ = false;
+};
+
+// As `Spreading`, for two that wait for each other: one of them moves on to the next core.
 class Parting {
 public:
     // This thread is about to wait, and the one that it waits for was seen on the same core.

@@ -55,15 +55,18 @@ inline Outcome write_on(RingWriter& ring, const std::byte* from, std::size_t siz
     return Outcome::done;
 }
 
-// Reads on from `done`, as `write_on`.
-inline Outcome read_on(RingReader& ring, std::byte* to, std::size_t size, std::size_t& done, const Patience& patience,
-                       const Bound& bound) {
+// Reads on from `done`, as `write_on`. Ends early, as done, if `elsewhere()`: what comes next does not come through the ring.
+template <class Elsewhere>
+Outcome read_on(RingReader& ring, std::byte* to, std::size_t size, std::size_t& done, const Patience& patience, const Bound& bound,
+                Elsewhere elsewhere) {
     const std::size_t piece = detail::piece_of(size);
     while (done < size) {
         if (bound.aborted->load(std::memory_order_relaxed) != 0) return Outcome::aborted;
         const std::size_t count = std::min({ring.available(1), size - done, piece});
         if (count == 0) {
-            const Outcome outcome = ring.broken() ? Outcome::aborted : await_bytes(ring, 1, patience, bound);
+            if (elsewhere()) return Outcome::done;
+            const auto comes = [&] { return ring.available(1) >= 1 || ring.broken() || elsewhere(); };
+            const Outcome outcome = ring.broken() ? Outcome::aborted : detail::wait_on(ring, patience, bound, comes);
             if (outcome != Outcome::done) return outcome;
             continue;
         }
@@ -73,6 +76,10 @@ inline Outcome read_on(RingReader& ring, std::byte* to, std::size_t size, std::s
         done += count;
     }
     return Outcome::done;
+}
+inline Outcome read_on(RingReader& ring, std::byte* to, std::size_t size, std::size_t& done, const Patience& patience,
+                       const Bound& bound) {
+    return read_on(ring, to, size, done, patience, bound, [] { return false; });
 }
 
 }  // namespace phalanx

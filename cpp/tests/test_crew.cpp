@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -95,6 +97,26 @@ void as_the_caller() {
     }
 }
 
+// Helpers that keep the one with the work waiting are called less and less.
+void late_helpers() {
+    using namespace std::chrono_literals;
+    Crew crew(1);
+    int shared = 0;
+    for (int turn = 0; turn < 40; ++turn) {
+        std::atomic<bool> came{false};
+        auto work = [&](std::size_t, int hand) {
+            if (hand == 1) {
+                came = true;
+                std::this_thread::sleep_for(30ms);
+            }
+            for (int i = 0; i < 20 && hand == 0 && !came; ++i) std::this_thread::sleep_for(1ms);
+        };
+        crew.share(2, 1, work);
+        if (came) ++shared;
+    }
+    CHECK(shared >= 2 && shared <= 12);
+}
+
 // Who is let go while there is work leaves it to the one who has it.
 void dismissed() {
     Crew crew(3);
@@ -113,6 +135,7 @@ int main() {
     for (const int helpers : {0, 1, 3}) all_pieces(helpers);
     for (int turn = 0; turn < 20; ++turn) together();
     as_the_caller();
+    late_helpers();
     for (int turn = 0; turn < 50; ++turn) dismissed();
     forked();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());

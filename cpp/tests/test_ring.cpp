@@ -16,6 +16,7 @@
 
 #include "check.hpp"
 #include "phalanx/frame.hpp"
+#include "phalanx/message_loans.hpp"
 #include "phalanx/transfer.hpp"
 
 using namespace phalanx;
@@ -275,6 +276,109 @@ void heads_are_messagepack() {
     CHECK(!head.make("<f4", 1, shape, 0, 12, "a library of many letters"));
 }
 
+// Long messages among short ones, of which the reader takes some where they lie: by `take` as well as by `read_on`.
+void read_lent(RingReader& ring, MessageBorrower& borrower, const std::vector<std::size_t>& messages) {
+    unsigned seed = 0;
+    for (const std::size_t size : messages) {
+        std::vector<std::byte> bytes(size);
+        std::size_t done = 0;
+        if (seed % 3 == 1) std::this_thread::sleep_for(std::chrono::microseconds(seed * 50));
+        if (seed % 2 == 0) {
+            const Outcome outcome = borrower.read_on(ring, bytes.data(), size, done, Patience{100, 1}, within(20 * second));
+            CHECK(outcome == Outcome::done);
+        }
+        for (const std::int64_t end = monotonic_ns() + 20 * second; done < size && monotonic_ns() < end;) {
+            const std::size_t count = std::min({ring.available(size - done), size - done, std::size_t{1000}});
+            ring.peek(bytes.data() + done, count);
+            ring.skip(count);
+            if (count > 0) ring.publish();
+            done += count;
+            if (count == 0) done += borrower.take(ring, bytes.data() + done, std::min<std::size_t>(size - done, 70'000));
+        }
+        CHECK(bytes == pattern(size, seed++));
+    }
+}
+
+std::uint64_t write_lent(RingWriter& ring, const std::vector<std::size_t>& messages) {
+    MessageLender lender;
+    lender.lends_from = 50'000;
+    unsigned seed = 0;
+    for (const std::size_t size : messages) {
+        auto bytes = pattern(size, seed++);
+        std::size_t done = 0;
+        CHECK(lender.write_on(ring, bytes.data(), size, done, Patience{100, 1}, within(20 * second)) == Outcome::done);
+        CHECK(done == size);
+        std::fill(bytes.begin(), bytes.end(), std::byte{0xff});  // the memory is the sender's again
+    }
+    return lender.lent;
+}
+
+void lent_messages() {
+    for (const bool reads : {true, false}) {
+        Shared shared(4096);
+        auto messages = sizes(3, 200, 300'000);
+        messages.push_back(2'000'000);
+        std::thread other([&] {
+            RingReader ring = shared.reader();
+            MessageBorrower borrower;
+            if (reads) borrower.borrow_from(getpid(), 2);
+            read_lent(ring, borrower, messages);
+        });
+        RingWriter ring = shared.writer();
+        const std::uint64_t lent = write_lent(ring, messages);
+        other.join();
+        CHECK((lent > 0) == reads);
+    }
+    // A process reads from another. One that ends in between leaves the sender its memory.
+    for (const bool ends : {false, true}) {
+        Shared shared(4096);
+        const std::vector<std::size_t> messages(20, 200'000);
+        const pid_t parent = getpid();
+        const pid_t child = fork();
+        if (child == 0) {
+            RingReader ring = shared.reader();
+            MessageBorrower borrower;
+            borrower.borrow_from(parent, 0);
+            read_lent(ring, borrower, ends ? std::vector<std::size_t>{200'000} : messages);
+            ring.leave();
+            _exit(failures == 0 ? 0 : 1);
+        }
+        RingWriter ring = shared.writer();
+        if (!ends) {
+            write_lent(ring, messages);
+        } else {
+            MessageLender lender;
+            lender.lends_from = 50'000;
+            const auto bytes = pattern(200'000, 0);
+            Outcome outcome = Outcome::done;
+            for (int i = 0; i < 3 && outcome == Outcome::done; ++i) {
+                std::size_t done = 0;
+                outcome = lender.write_on(ring, bytes.data(), bytes.size(), done, Patience{100, 1}, within(20 * second));
+            }
+            CHECK(outcome == Outcome::aborted);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(status == 0);
+    }
+    // Somebody wants the channel: the loan is over at once.
+    Shared shared(4096);
+    RingWriter ring = shared.writer();
+    MessageLender lender;
+    lender.lends_from = 50'000;
+    const auto bytes = pattern(200'000, 0);
+    std::atomic<std::uint32_t> wanted{0};
+    std::thread impatient([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        wanted = 1;
+        ring.bell().wake();
+    });
+    std::size_t done = 0;
+    CHECK(lender.write_on(ring, bytes.data(), bytes.size(), done, Patience{100, 1}, within(20 * second, wanted)) == Outcome::aborted);
+    CHECK(done == 0);
+    impatient.join();
+}
+
 }  // namespace
 
 int main() {
@@ -287,6 +391,7 @@ int main() {
     heads_are_messagepack();
     between_threads();
     between_processes();
+    lent_messages();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;
 }

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.classic import plain_rank
 from tests.classic.plain_rank import LIMIT, Place, PlainRank
+from tests.ports import free_port
 
 import phalanx as px
-from phalanx.transports.tcp import free_port
 
 __all__ = ["Classic", "Seat", "free_place", "patience", "seats", "side_by_side"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from phalanx.config import VARIABLES
-from phalanx.transports.tcp import free_port
 
 LIMIT = 60.0
 """Seconds that nothing here needs: a test that waits so long has failed."""
@@ -33,14 +32,6 @@ def clean_environment() -> dict[str, str]:
     # One thread: without it torchrun speaks of it at length, and ranks on two cores get in each other's way.
     kept = {name: value for name, value in os.environ.items() if name not in known and not name.startswith(_FOREIGN)}
     return {**kept, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-
-
-def free_ports(count: int = 1) -> list[int]:
-    """Free ports, all different."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return list(found)
 
 
 def marked(mark: str) -> dict[int, str]:

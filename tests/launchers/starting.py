@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.launchers.processes import Job, Jobs, free_ports
+from tests.launchers.processes import Job, Jobs
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
@@ -46,7 +47,7 @@ def by_torchrun(jobs: Jobs, command: list[str]) -> list[Job]:
 
 def by_two_torchruns(jobs: Jobs, command: list[str], *, backend: str, token: str | None) -> list[Job]:
     """Two agents, as if they were two nodes. The second starts first: it has to wait for the other."""
-    port = free_ports()[0]
+    port = free_port()
     env = {} if token is None else {"PHALANX_TOKEN": token}
 
     def agent(node: int) -> Job:
@@ -72,7 +73,7 @@ def by_mpich(jobs: Jobs, command: list[str]) -> list[Job]:
 def by_slurm(jobs: Jobs, command: list[str]) -> list[Job]:
     """What srun sets for four tasks on one node."""
     common = {
-        "SLURM_JOB_ID": str(free_ports()[0]),  # a number that no other job of this test has
+        "SLURM_JOB_ID": str(free_port()),  # a number that no other job of this test has
         "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": str(RANKS),
         "SLURM_NODEID": "0",
@@ -86,7 +87,7 @@ def by_slurm(jobs: Jobs, command: list[str]) -> list[Job]:
 
 def by_hand(jobs: Jobs, command: list[str], *, ranks: int = RANKS, **more: str) -> list[Job]:
     """The variables of torch's `env://`, and nothing else. The last rank goes first."""
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()[0]), **more}
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
     return [jobs.start(sys.executable, *command, env={**common, "RANK": str(rank)}) for rank in reversed(range(ranks))]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launchers.processes import Job, Jobs, clean_environment, finish_all, free_ports
+from tests.launchers.processes import Job, Jobs, clean_environment, finish_all
 from tests.launchers.starting import by_hand
+from tests.ports import free_port
 
 import phalanx as px
 
@@ -127,7 +128,7 @@ def test_the_port_is_taken(taken_port: int) -> None:
 def test_no_port_of_the_range_is_free(taken_port: int) -> None:
     options = px.Options(port_range=(taken_port, taken_port))
     with pytest.raises(px.ConfigError, match=f"cannot listen on 127.0.0.1 port {taken_port}: Address already in use"):
-        px.init(rank=0, world_size=2, master=f"127.0.0.1:{free_ports()[0]}", timeout=5, options=options)
+        px.init(rank=0, world_size=2, master=f"127.0.0.1:{free_port()}", timeout=5, options=options)
 
 
 def test_the_master_is_not_the_host_of_rank_0() -> None:
@@ -150,7 +151,7 @@ def test_no_token_and_a_master_elsewhere() -> None:
 def test_an_interface_that_is_not_there() -> None:
     options = px.Options(interface="eth77")
     with pytest.raises(px.ConfigError, match=r"interface 'eth77' has no address .*interfaces: .*lo"):
-        px.init(rank=0, world_size=2, master=f"127.0.0.1:{free_ports()[0]}", timeout=5, options=options)
+        px.init(rank=0, world_size=2, master=f"127.0.0.1:{free_port()}", timeout=5, options=options)
 
 
 # -- ranks that do not fit together ------------------------------------------------------------------------------------
@@ -186,8 +187,8 @@ def unfit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[J
         )
     )
     started = {}
-    for (name, ranks), port in zip(UNFIT.items(), free_ports(len(UNFIT)), strict=True):
-        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, ranks in UNFIT.items():
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started[name] = [jobs.start(sys.executable, script, env={**common, **own}) for own in ranks]
     finish_all([job for world in started.values() for job in world])
     yield started

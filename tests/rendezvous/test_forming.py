@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from tests.lateness import bound
+from tests.ports import free_port
 from tests.rendezvous.support import (
     FAST,
     LOOPBACK,
@@ -32,7 +33,6 @@ from phalanx.backends import MeshBackend
 from phalanx.errors import AuthenticationFailed, RendezvousError, Timeout, WorldNotFormed
 from phalanx.rendezvous import join
 from phalanx.rendezvous.directory import Directory
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire import control
 from phalanx.wire.handshake import Rejected, Role
@@ -146,7 +146,10 @@ def test_a_rank_that_is_early_for_the_next_world_waits(
         busy.close()
         second.start(job.launch(0))
         check(second)
-    assert [record.getMessage() for record in caplog.records] == []
+    # It may be back before the directory has heard that it left.
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "refused: the rank is taken (it says it is rank 1)" not in text] == []
+    assert len(said) <= 1
 
 
 # -- it cannot form ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 from tests.rendezvous.support import (
     FAST,
     LIMIT,
@@ -33,7 +34,6 @@ from phalanx.rendezvous.control_link import READ_SIZE
 from phalanx.rendezvous.hosting.service import _Service, _ToHost
 from phalanx.rendezvous.hosting.start import HostedDirectory
 from phalanx.transports.stream import Stream
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire.handshake import Role
 from phalanx.wire.hosting import HostReader, Launchers, Log, Ready

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 from tests.rendezvous.support import (
     LOOPBACK,
     TOKEN,
@@ -27,7 +28,6 @@ from phalanx.errors import ConfigError, MissingVariable, PeerLost, WorldNotForme
 from phalanx.rendezvous.addresses import interface_address
 from phalanx.rendezvous.join import dial
 from phalanx.transports.stream import ConnectionRefused
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 from phalanx.wire.handshake import Hello, Role
 

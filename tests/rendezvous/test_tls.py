@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.ports import free_port
 from tests.rendezvous.support import (
     FAST,
     LIMIT,
@@ -37,7 +38,6 @@ from phalanx.errors import AuthenticationFailed, ConfigError, WorldNotFormed
 from phalanx.rendezvous.directory import Directory
 from phalanx.rendezvous.join import dial
 from phalanx.testing import run_ranks
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 if TYPE_CHECKING:

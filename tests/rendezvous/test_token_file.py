@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.lateness import bound
+from tests.ports import free_port
 from tests.rendezvous.support import LOOPBACK, Job, check, eventually, ranks
 
 from phalanx.deadline import Deadline
@@ -21,7 +22,6 @@ from phalanx.operating_system import process_started
 from phalanx.rendezvous import token_file
 from phalanx.rendezvous.host import host_id
 from phalanx.rendezvous.token_file import JobFile, new_token, publish, wait_for
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 JOB = "0123456789abcdef"

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.ports import free_port
 from tests.rendezvous.support import (
     FAST,
     LIMIT,
@@ -26,7 +27,6 @@ from phalanx.config import Launch, detect
 from phalanx.errors import ConfigError, MissingVariable
 from phalanx.rendezvous.addresses import CANDIDATES, directory_candidates
 from phalanx.rendezvous.directory import Directory
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 

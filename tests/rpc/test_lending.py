@@ -28,9 +28,9 @@ import phalanx as px
 from phalanx import _native
 from phalanx.errors import PeerLost
 from phalanx.rpc import Agent
-from phalanx.rpc.lending import LEND_FROM
 from phalanx.rpc.link import CallLink
 from phalanx.testing import run_ranks
+from phalanx.transports.lending import LEND_FROM
 from phalanx.tuning import Tuning, lookup
 
 pytestmark = [

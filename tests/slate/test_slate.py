@@ -319,6 +319,7 @@ def test_time_without_a_processor_is_noted(kind: str) -> None:
     if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/schedstat").exists():
         pytest.skip("this system does not count it")
     path, fd = files.make_file("job", 0)
+    began = time.monotonic()
     child = os.fork()
     if child == 0:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -343,7 +344,7 @@ def test_time_without_a_processor_is_noted(kind: str) -> None:
     os.close(fd)
     first, second = RankSlate(path.read_bytes()).records["starved_us"].tolist()
     assert first == 0
-    assert 50_000 < second < 500_000
+    assert 50_000 < second < 1e6 * (time.monotonic() - began)
 
 
 def test_no_room_is_no_failure(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

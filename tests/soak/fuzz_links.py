@@ -24,12 +24,12 @@ from phalanx.errors import ChannelClosed, PhalanxError, ProtocolError
 from phalanx.rpc import payload
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.event_loop import EventLoop
-from phalanx.rpc.lending import NOTHING
 from phalanx.rpc.link import CallLink
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.rpc.registry import CREATE, Registry
 from phalanx.rpc.server import ServerLink
 from phalanx.rpc.stream import RemoteStream
+from phalanx.transports.lending import NOTHING
 from phalanx.transports.stream import Stream
 from phalanx.wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 

@@ -24,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.launchers.processes import clean_environment, free_ports
+from tests.launchers.processes import clean_environment
+from tests.ports import free_port
 
 LIMIT = 600.0
 """Seconds for one world."""
@@ -60,7 +61,7 @@ def pss(pid: int) -> int:
 
 def one_world(kind: str, ranks: int) -> Round:
     """Starts the processes, lets them form a world, looks at them, and ends them."""
-    port = free_ports()[0]
+    port = free_port()
     common = {
         **clean_environment(),
         "WORLD_SIZE": str(ranks),

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ports import free_port
 from tests.torch_backend.support import TORCH, together
 
 from phalanx.testing import run_ranks
-from phalanx.transports.tcp import free_port
 from phalanx.transports.waker import _spare
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -135,54 +134,6 @@ def test_operations_look_like_functions() -> None:
         assert x.item() == 2.0
         with pytest.raises(TypeError, match="argument"):
             group.allreduce()
-
-    together(2, body)
-
-
-def test_a_handle_that_is_given_out_again_is_as_new() -> None:
-    def body(rank: int) -> None:
-        meet()
-        futures = []
-        for i in range(5):
-            x = torch.full((2,), float(i))
-            work = dist.all_reduce(x, async_op=True)
-            assert type(work) is PreparedWork
-            assert not work._call.is_open
-            assert work.exception() is None
-            if i % 2 == 0:
-                futures.append(work.get_future())
-            assert work.wait()
-            assert work.result()[0] is x
-            handle, tensor = weakref.ref(work), weakref.ref(x)
-            del work, x
-            until = time.monotonic() + 20  # the line's thread may have run it, and hold it for a moment
-            while i % 2 == 1 and time.monotonic() < until and (handle() or tensor() is not None):
-                time.sleep(0.001)
-            assert i % 2 == 0 or (handle() is None and tensor() is None)  # else the future has them
-        assert [future.wait()[0].tolist() for future in futures] == [[0.0, 0.0], [4.0, 4.0], [8.0, 8.0]]
-
-    together(2, body)
-
-
-@pytest.mark.skipif(not hasattr(dist.Work, "boxed"), reason="this torch has no way to own a handle from C++ alone")
-def test_a_handle_that_is_owned_in_cpp_is_not_given_out_again() -> None:
-    def body(rank: int) -> None:
-        meet()
-        x = torch.ones(2)
-        work = dist.all_reduce(x, async_op=True)
-        work.wait()
-        box = work.boxed()
-        del work
-        others = [dist.all_reduce(x, async_op=True) for _ in range(3)]
-        for other in others:
-            other.wait()
-        assert all(dist.Work.unbox(box) is not other for other in others)
-        torch._C._distributed_c10d._register_work(x, dist.all_reduce(x, async_op=True))
-        more = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
-        torch.ops._c10d_functional.wait_tensor(x)
-        for other in more:
-            other.wait()
-        assert x.tolist() == [32.0, 32.0]
 
     together(2, body)
 

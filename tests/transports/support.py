@@ -34,7 +34,7 @@ class Pair:
         self.ends: list[tuple[str, Exception, bool]] = []
         self.far = Stream(far)
         self.sender = RingOutbound(
-            Stream(near), 0, self._sending_ended, offers=offers, switched=lambda channel, ring: None
+            Stream(near), 0, self._sending_ended, offers=offers, lends_from=0, switched=lambda channel, ring: None
         )
         self.receiver = RingInbound(
             self.far,

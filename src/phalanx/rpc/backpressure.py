@@ -7,10 +7,10 @@ import weakref
 from collections import deque
 from typing import Generic, TypeVar
 
+from ..transports.lending import Lending
 from ..transports.stream import Stream
 from ..wire.codec import Limits
 from .event_loop import EventLoop
-from .lending import Lending
 from .link import LONGEST_HELD, MAX_QUEUED, CallLink
 from .poller import LinkPoller
 from .registry import Registry

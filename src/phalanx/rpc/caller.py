@@ -28,13 +28,13 @@ from ..errors import (
     of_call,
 )
 from ..slate.calls import CALLS
+from ..transports.lending import Lending
 from ..transports.stream import Stream
 from ..transports.waker import Waker
 from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .context import CallContext, running_call
 from .lanes import CallerLanes
-from .lending import Lending
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall

@@ -25,6 +25,7 @@ from ..errors import (
     copy_for_raise,
 )
 from ..transports.duplex_ring import RingAgreement
+from ..transports.lending import lending_with
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
 from ..wire.calls import HEADER_SIZE, CallKind, pack_header, parse_header
 from ..wire.codec import Limits
@@ -32,7 +33,6 @@ from ..wire.control import OperationStatus
 from .caller import CallerLink
 from .event_loop import EventLoop
 from .lanes import CallerLanes, ServerLanes, lanes_with
-from .lending import lending_with
 from .link import SPIN, CallLink
 from .poller import LinkPoller
 from .registry import Registry

@@ -24,12 +24,12 @@ import numpy.typing as npt
 from ..deadline import Deadline
 from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
+from ..transports.lending import NOTHING, Lending
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
 from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
 from ..wire.codec import Limits
 from .lanes import LANES_FROM, CallerLanes, ServerLanes, given_away
-from .lending import NOTHING, Lending
 from .payload import CallFields, Planned, plan_call, plan_value, read_call, read_value
 from .pipe import Found, open_pipe
 from .waiter import Waiter

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from .._native import core
 from ..errors import ProtocolError
 from ..transports.duplex_ring import DuplexRing
+from ..transports.lending import NOTHING, Lending
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded, ended_with
 from ..wire.calls import HEADER_SIZE, pack_header, split_header
-from .lending import NOTHING, Lending
 
 if TYPE_CHECKING:
     from .._core import FramePipe

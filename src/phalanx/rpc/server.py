@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..transports.duplex_ring import RingAgreement
+from ..transports.lending import Lending
 from ..transports.stream import Stream
 from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
 from .lanes import ServerLanes
-from .lending import Lending
 from .link import MAX_QUEUED, Frame
 from .payload import fast_value
 from .pipe import Found

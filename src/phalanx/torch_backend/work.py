@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from ..arguments import LONGEST
 from ..frames import hide_frames
-from .kept_handles import KeptWork
 
 __all__ = ["CombinedWork", "FinishedWork", "Job", "UnfinishedWork", "seconds_of"]
 
@@ -34,7 +33,7 @@ def _future_of(tensors: Any) -> Any:
     return torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
 
 
-class FinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc,metaclass]  # torch is not typed here
+class FinishedWork(dist.Work):  # type: ignore[misc]  # torch is not typed here
     """An operation that went well before the call returned.
 
     It has no constructor of its own, which would take as long as torch's: the core makes most of these, and sets
@@ -82,7 +81,7 @@ class FinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc,me
         return self.source_rank()
 
 
-class UnfinishedWork(KeptWork, metaclass=type(dist.Work)):  # type: ignore[misc,metaclass]
+class UnfinishedWork(dist.Work):  # type: ignore[misc]
     """An operation that goes on after the call has returned."""
 
     __slots__ = ("_at_end", "_ended", "_error", "_event", "_future", "_lock", "_promise", "_tensors", "_untold")

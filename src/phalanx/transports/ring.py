@@ -199,16 +199,20 @@ class OutboundRing(RingStream):
         return self._take_aside(view)
 
 
-def make_ring(stream: Stream) -> tuple[RingOut, int, bytes] | None:
+def make_ring(stream: Stream, lends_from: int = 0) -> tuple[RingOut, int, bytes] | None:
     """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
 
     The descriptor stays open until the other side has opened it, and then belongs to the caller.
+
+    Args:
+        lends_from: Bytes of a message from which it may be read where it lies; 0: never.
     """
     assert core is not None
     memory = -1
     try:
         memory, nonce = make_memory("phalanx-ring", core.RING_CONTROL_BYTES + SIZE)
         ring = core.RingOut(memory, SIZE, stream.fd, nonce)
+        ring.lends_from = lends_from
     except OSError as error:
         if memory >= 0:
             os.close(memory)
@@ -222,10 +226,12 @@ class RingOffer:
 
     Args:
         switched: Is told of the ring once it is in use.
+        lends_from: As for `make_ring`.
     """
 
-    def __init__(self, switched: Callable[[RingOut], None]) -> None:
+    def __init__(self, switched: Callable[[RingOut], None], lends_from: int = 0) -> None:
         self._switched = switched
+        self._lends_from = lends_from
         self._messages = 0
         self._ring: RingOut | None = None
         self._memory = -1
@@ -240,7 +246,7 @@ class RingOffer:
         return SWITCH if self._ring is not None and self._ring.accepted else None
 
     def _make(self, stream: Stream) -> bytes | None:
-        made = make_ring(stream)
+        made = make_ring(stream, self._lends_from)
         if made is None:
             return None
         self._ring, self._memory, offer = made
@@ -265,8 +271,11 @@ class RingOffer:
             os.close(memory)
 
 
-def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
+def open_offer(description: bytes, pid: int, stream: Stream, helpers: int = 0) -> RingIn | None:
     """Maps the ring that a process on this host offers; None if that cannot be done.
+
+    Args:
+        helpers: Threads that read along where a message is lent; 0: none is read there.
 
     Raises:
         ProtocolError: It is no offer of a ring.
@@ -290,6 +299,8 @@ def open_offer(description: bytes, pid: int, stream: Stream) -> RingIn | None:
     except OSError as error:
         _warn_once(f"the shared memory that process {pid} offers cannot be opened: {error}")
         return None
+    if ring is not None and helpers > 0:
+        ring.borrow_from(pid, helpers)
     if ring is None:  # the sender may have closed the channel since, and its descriptor be another's by now
         logger.debug("descriptor %d of process %d is not the ring that it offered", offer.fd, pid)
     return ring

@@ -143,6 +143,7 @@ class RingOutbound(Outbound):
 
     Args:
         offers: Whether to offer a ring at all.
+        lends_from: Bytes of a message from which the receiver may read it where it lies; 0: never.
         switched: Is told of the ring once it is in use.
     """
 
@@ -153,11 +154,12 @@ class RingOutbound(Outbound):
         on_end: Callable[[Exception, bool], BaseException],
         *,
         offers: bool,
+        lends_from: int,
         switched: Callable[[RingOutbound, RingOut], None],
     ) -> None:
         super().__init__(stream, dst, on_end)
         self.lock = new_lock()
-        self._offer = RingOffer(lambda ring: switched(self, ring)) if offers else None
+        self._offer = RingOffer(lambda ring: switched(self, ring), lends_from) if offers else None
         self._switch: OutgoingFrame | None = None
 
     def send(self, views: Sequence[Buffer]) -> OutgoingFrame:

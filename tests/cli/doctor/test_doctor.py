@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from phalanx import config
 from phalanx.cli.doctor import CHECKS, Finding, Severity, Situation, examine, launching, limits, memory, network
 from phalanx.cli.doctor import interfaces as host_network
 from phalanx.config import Options
-from phalanx.transports.tcp import free_port
 from phalanx.types import Address
 
 pytestmark = pytest.mark.timeout(60)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from pathlib import Path
 
 from tests.cli.run.support import Launched, Runner, alive, run, wait_for  # noqa: F401
+from tests.ports import free_port
 
 TRAIN = """
 import os, signal, sys, time
@@ -123,8 +123,7 @@ def test_abort_ends_an_elastic_job(run: Runner) -> None:
 
 
 def test_ranks_of_another_launcher_join(run: Runner) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = {"PHALANX_TOKEN": "a token for this test only"}
     text = script(run, 400, pause=0.02)
     job = run.start("--elastic", "2:4", "-n", "2", "--master", f"127.0.0.1:{port}", text, env=token)
@@ -140,8 +139,7 @@ def test_ranks_of_another_launcher_join(run: Runner) -> None:
 
 
 def test_no_more_ranks_join_than_there_may_be(run: Runner) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = {"PHALANX_TOKEN": "a token for this test only"}
     text = script(run, 300, pause=0.02)
     job = run.start("--elastic", "2:2", "--master", f"127.0.0.1:{port}", text, env=token)
@@ -209,8 +207,7 @@ def test_the_error_that_ends_all_ranks_is_shown(run: Runner) -> None:
 def test_a_rank_that_joins_first_takes_the_place_but_not_the_number(run: Runner) -> None:
     """The launcher's own rank for it is slow to start, and is not let in: no restart is spent on others after it. When
     the one that joined is lost, another is started."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = {"PHALANX_TOKEN": "a token for this test only"}
     before = "import os, time\nif os.environ.get('PHALANX_JOIN') == '2': time.sleep(6)\n"
     text = script(run, 100_000, {1: (5, KILL)}, before=before)
@@ -238,8 +235,7 @@ def test_a_rank_that_joins_first_takes_the_place_but_not_the_number(run: Runner)
 
 def test_ranks_that_join_together_are_lost_for_themselves(run: Runner) -> None:
     """Of three that join there is room for two: they stay."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     token = {"PHALANX_TOKEN": "a token for this test only"}
     after = f"while not os.path.exists({str(run.folder / 'enough')!r}): time.sleep(0.01)\n"
     text = script(run, 400, after=after)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.run.support import Runner, run  # noqa: F401
-
-from phalanx.transports.tcp import free_port
+from tests.ports import free_port
 
 FAILS_TWICE = """
     import os, sys

@@ -7,18 +7,16 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tests.failures.system_calls import READ_PEER, has_secret_memory, refuse, secret_memory, siblings_can_read
+from tests.group.helped import helped
 
 import phalanx as px
 from phalanx import _native
-from phalanx.backends.mesh.lane import MeshLane
 from phalanx.testing import run_ranks
 
 pytestmark = [
@@ -28,24 +26,6 @@ pytestmark = [
 
 LONG = 5 << 18
 """Elements of 4 bytes that a rank sums with help."""
-
-
-@contextmanager
-def helped(group: px.Group, cores: int = 2) -> Iterator[px.Group]:
-    """A group of the same ranks that believes to have so many cores to spare, whatever this machine has."""
-    made = MeshLane.__init__
-
-    def with_cores(lane: MeshLane, *arguments: Any) -> None:
-        made(lane, *arguments)
-        lane.spare_cores = cores
-
-    MeshLane.__init__ = with_cores  # type: ignore[method-assign]
-    try:
-        with group.subgroup(range(group.world_size)) as sub:
-            sub.barrier()
-            yield sub
-    finally:
-        MeshLane.__init__ = made  # type: ignore[method-assign]
 
 
 def reads(group: px.Group) -> bool:
@@ -98,6 +78,23 @@ def all_verbs(group: px.Group, count: int) -> None:
         assert np.array_equal(mine, values(root, count * n)[count * rank :][:count])
 
 
+def in_the_segment(group: px.Group) -> None:
+    """Sums of arrays that all ranks have there."""
+    n, rank = group.world_size, group.rank
+    x = group.empty(n * LONG, np.int32)
+    total = sum(values(r, n * LONG) for r in range(n))
+    for root in (None, 1):
+        x[:] = values(rank, n * LONG)
+        group.barrier()
+        if root is None:
+            group.all_reduce(x)
+        else:
+            group.reduce(x, root)
+        assert np.array_equal(x, total if root in (None, rank) else values(rank, n * LONG))
+    x[:] = values(rank, n * LONG)
+    assert np.array_equal(group.reduce_scatter(x), total[LONG * rank :][:LONG])
+
+
 def with_help(group: px.Group) -> list[int]:
     with helped(group) as sub:
         before = helpers()
@@ -107,6 +104,7 @@ def with_help(group: px.Group) -> list[int]:
         x[:] = values(sub.rank, LONG)
         sub.all_reduce(x)  # of one in the segment, and one elsewhere
         assert np.array_equal(x, values(0, LONG) + values(1, LONG))
+        in_the_segment(sub)
         assert reads(sub)
         during = helpers()
     return [before, during, helpers()]

@@ -1,4 +1,5 @@
-"""Whether long arguments and results are read where they lie, in the memory of the other rank's process.
+"""Whether long messages, and long arguments and results of remote calls, are read where they lie, in the memory of the
+other rank's process.
 
 Through a ring a payload is copied twice, by two cores at the same time. Where it lies it is copied once, by one core
 and by threads that help if there are cores to spare. The second way is several times faster on a large machine, and on
@@ -21,7 +22,7 @@ LEND_FOR = 20e-3
 
 
 class Lending(NamedTuple):
-    """How a link moves long payloads."""
+    """How a link or a channel moves long payloads."""
 
     lend_from: int
     """Bytes of a payload from which it may be read where it lies; 0: never."""
@@ -35,7 +36,7 @@ NOTHING = Lending(0, 0.0, 0)
 
 
 def lending_with(spare_cores: int) -> Lending:
-    """How the links of a rank move long payloads, if it has so many cores to spare.
+    """How a rank moves long payloads, if it has so many cores to spare.
 
     `copy_once_from` of `PHALANX_TUNING` switches loans off, as it does for collectives.
     """

@@ -1,0 +1,196 @@
+"""Long messages that the receiver reads where they lie, where the ranks of a host leave cores free."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.failures.system_calls import READ_PEER, has_secret_memory, refuse, secret_memory, siblings_can_read
+from tests.group.helped import helped
+
+import phalanx as px
+from phalanx import _native
+from phalanx.testing import faults, run_ranks
+from phalanx.transports.lending import LEND_FROM
+
+pytestmark = [
+    pytest.mark.skipif(not _native.available, reason="rings need the core (PHALANX_PURE is set)"),
+    pytest.mark.skipif(not siblings_can_read(), reason="this machine lets no process read another's memory"),
+]
+
+LONG = LEND_FROM // 4
+"""Elements of 4 bytes that may be lent."""
+
+
+def ring_to(group: px.Group, rank: int) -> Any:
+    return group._messages._outbound[rank].stream.ring  # type: ignore[attr-defined]
+
+
+def warm_up(group: px.Group) -> None:
+    """A channel goes over to a ring after a few messages."""
+    other, x = 1 - group.rank, np.zeros(1)
+    for _ in range(5):
+        group.sendrecv(x, other, src=other)
+
+
+def numbers(count: int, start: int = 0) -> Any:
+    return np.arange(start, start + count, dtype=np.int32)
+
+
+def there_and_back(group: px.Group, counts: list[int], turns: int) -> None:
+    other = 1 - group.rank
+    for count in counts:
+        for turn in range(turns):
+            x, y = numbers(count, turn), np.full(count, -1, np.int32)
+            if group.rank == 0:
+                group.send(x, other)
+                x[:] = -2  # it is this rank's own again
+                group.recv(y, other)
+            else:
+                group.recv(y, other)
+                group.send(y, other)
+            assert np.array_equal(y, numbers(count, turn))
+
+
+def of_many_lengths(group: px.Group) -> int:
+    with helped(group) as sub:
+        warm_up(sub)
+        there_and_back(sub, [10, LONG - 1, LONG + 20_000, 3 * LONG + 1, 12 * LONG], 5)
+        return int(ring_to(sub, 1 - sub.rank).lent)
+
+
+def test_messages_of_many_lengths() -> None:
+    # Each way is tried, so that some of them are.
+    assert all(lent >= LEND_FROM for lent in run_ranks(2, of_many_lengths, backend="mesh"))
+
+
+def without_cores(group: px.Group) -> int:
+    warm_up(group)
+    there_and_back(group, [3 * LONG], 3)
+    return int(ring_to(group, 1 - group.rank).lends_from) if group._messages.spare_cores == 0 else 0
+
+
+def test_nothing_is_lent_where_nobody_helps() -> None:
+    assert run_ranks(2, without_cores, backend="mesh") == [0, 0]
+
+
+def in_other_ways(group: px.Group) -> None:
+    """What the general way receives, and what is received late."""
+    with helped(group) as sub:
+        warm_up(sub)
+        other = 1 - sub.rank
+        for turn in range(8):
+            x, y = numbers(4 * LONG, turn), np.empty(4 * LONG, np.int32)
+            if sub.rank == 0:
+                sub.send(x, other, tag=turn)
+                continue
+            if turn % 4 == 0:
+                sub.irecv(y, other, tag=turn).wait()
+            elif turn % 4 == 1:
+                sub.recv(y, tag=turn)  # from anyone
+            elif turn % 4 == 2:
+                time.sleep(0.05)
+                y = sub.recv(src=other, tag=turn)
+            else:
+                done = sub.irecv(y, other, tag=turn)
+                time.sleep(0.03)
+                done.wait()
+            assert np.array_equal(y, numbers(4 * LONG, turn))
+        works = [sub.isend(numbers(2 * LONG, turn), other) for turn in range(4)]
+        for turn in range(4):
+            assert np.array_equal(sub.recv(src=other), numbers(2 * LONG, turn))
+        for work in works:
+            work.wait()
+        got = sub.sendrecv(numbers(3 * LONG, sub.rank), other, src=other)
+        assert np.array_equal(got, numbers(3 * LONG, other))
+        there_and_back(sub, [2 * LONG], 3)
+
+
+def test_whoever_receives_them() -> None:
+    run_ranks(2, in_other_ways, backend="mesh")
+
+
+def refused_here(group: px.Group) -> tuple[int, int]:
+    with helped(group) as sub:
+        warm_up(sub)
+        if sub.rank == 1:
+            refuse(READ_PEER, errno.EPERM)
+        sub.barrier()
+        there_and_back(sub, [3 * LONG], 6)
+        ring = ring_to(sub, 1 - sub.rank)
+        return ring.lends_from, ring.lent
+
+
+def test_a_receiver_that_may_not_read_gets_them_through_the_ring() -> None:
+    first, second = run_ranks(2, refused_here, backend="mesh")
+    assert first == (0, 0)  # it was told, and lends no more
+    assert second[0] == LEND_FROM
+    assert second[1] > 0
+
+
+def of_secret_memory(group: px.Group) -> None:
+    with helped(group) as sub:
+        warm_up(sub)
+        if sub.rank == 0:
+            x = np.frombuffer(mmap.mmap(secret_memory(4 * LONG), 4 * LONG), np.int32)
+            x[:] = numbers(LONG)
+            for _ in range(3):
+                sub.send(x, 1)
+        else:
+            for _ in range(3):
+                assert np.array_equal(sub.recv(src=0), numbers(LONG))
+
+
+@pytest.mark.skipif(not has_secret_memory(), reason="this kernel has no secret memory")
+def test_memory_that_nobody_else_may_read() -> None:
+    run_ranks(2, of_secret_memory, backend="mesh")
+
+
+def until_it_dies(group: px.Group, victim: int) -> str:
+    with helped(group) as sub:
+        warm_up(sub)
+        x = numbers(20 * LONG)
+        if sub.rank == victim:
+            threading.Timer(0.05, faults.kill_self).start()
+        try:
+            while True:
+                if sub.rank == 0:
+                    sub.send(x, 1, timeout=20)
+                else:
+                    sub.recv(x, 0, timeout=20)
+        except px.PeerLost as error:
+            return f"{error.peer}"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_of_them_dies_meanwhile(victim: int) -> None:
+    found = run_ranks(2, until_it_dies, victim, backend="mesh", may_die=[victim])
+    assert found[1 - victim] == f"{victim}"
+
+
+def interrupted(group: px.Group) -> str:
+    with helped(group) as sub:
+        warm_up(sub)
+        x = numbers(LONG)
+        if sub.rank == 0:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                sub.send(x, 1, timeout=20)
+            except KeyboardInterrupt:
+                x[:] = -1
+                sub.barrier()
+                return "interrupted"
+            return "sent"
+        sub.barrier()  # without having received it
+        return "met"
+
+
+def test_ctrl_c_while_nobody_reads() -> None:
+    assert run_ranks(2, interrupted, backend="mesh") == ["interrupted", "met"]
