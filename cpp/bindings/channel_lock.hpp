@@ -18,7 +18,7 @@ public:
     // False if another thread has it, or waits for it.
     bool try_enter() noexcept {
         const unsigned long me = PyThread_get_thread_ident();
-        if (depth_ != 0 && owner_ != me) return false;
+        if (depth_ != 0 && (owner_ != me || is_halfway_)) return false;
         if (depth_ == 0 && wanted_.load(std::memory_order_relaxed) != 0) return false;
         owner_ = me;
         ++depth_;
@@ -51,6 +51,25 @@ public:
     // Of the holder, while it sleeps on this bell.
     void sleeps_on(Bell* bell) noexcept { asleep_ = bell; }
 
+    // Of the holder, in the middle of a frame: signal handlers may run, and end the channel, but move nothing through it.
+    class Halfway {
+    public:
+        Halfway(ChannelLock& lock, nanobind::handle channel) : lock_(lock), channel_(channel) {
+            nanobind::setattr(channel_, "moving", nanobind::bool_(true));
+            lock_.is_halfway_ = true;
+        }
+        ~Halfway() {
+            lock_.is_halfway_ = false;
+            if (PyObject_SetAttrString(channel_.ptr(), "moving", Py_False) != 0) PyErr_Clear();
+        }
+        Halfway(const Halfway&) = delete;
+        Halfway& operator=(const Halfway&) = delete;
+
+    private:
+        ChannelLock& lock_;
+        nanobind::handle channel_;
+    };
+
 private:
     void wait() {
         wanted_.fetch_add(1, std::memory_order_seq_cst);
@@ -71,6 +90,7 @@ private:
 
     unsigned long owner_ = 0;
     int depth_ = 0;
+    bool is_halfway_ = false;
     Shared<std::uint32_t> wanted_{0};
     std::atomic<bool> asked_{false};
     Bell* asleep_ = nullptr;

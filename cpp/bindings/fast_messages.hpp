@@ -174,6 +174,7 @@ private:
             route.mapped->loans.write_on(ring, data, size, done, patience_, bound);
         }
         if (done < size) {
+            const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
             return waited(in_any_case([&] { return hand_over(memory_of(x, message), done); }), message);
         }
@@ -198,6 +199,7 @@ private:
         }
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
+            const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
             return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
         }

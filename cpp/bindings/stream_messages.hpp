@@ -64,6 +64,7 @@ public:
         if (sent == 0) return waited(nb::none(), message);  // also where it has ended: the general way finds out how
         const std::size_t left = frame.head_size - std::min(sent, frame.head_size);
         const nb::bytes head(frame.head + frame.head_size - left, left);
+        const ChannelLock::Halfway halfway(*route->lock, route->channel);
         const nb::object hand_over = route->channel.attr("hand_over");
         const std::size_t of_payload = sent - (frame.head_size - left);
         return waited(in_any_case([&] { return hand_over(memory_of(x, message), of_payload, head); }), message);
@@ -127,6 +128,7 @@ private:
         }
         if (!fits) {
             if (got > 0) {
+                const ChannelLock::Halfway halfway(*route.lock, route.channel);
                 const nb::object give_back = route.channel.attr("give_back");
                 const nb::bytes read(scratch, got);
                 in_any_case([&] { return give_back(read); });
@@ -135,6 +137,7 @@ private:
         }
         if (done < size) {
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
+            const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
             return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
         }

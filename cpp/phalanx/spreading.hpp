@@ -27,20 +27,23 @@ inline void move_to(int core, const cpu_set_t& allowed) noexcept {
 class StayOn {
 public:
     StayOn(int core, const cpu_set_t& allowed) noexcept : allowed_(allowed) {
-        cpu_set_t before, only;
+        cpu_set_t before;
         if (sched_getaffinity(0, sizeof(before), &before) != 0 || !CPU_EQUAL(&before, &allowed)) return;
-        CPU_ZERO(&only);
-        CPU_SET(core, &only);
-        stays_ = sched_setaffinity(0, sizeof(only), &only) == 0;
+        CPU_ZERO(&only_);
+        CPU_SET(core, &only_);
+        stays_ = sched_setaffinity(0, sizeof(only_), &only_) == 0;
     }
     StayOn(const StayOn&) = delete;
     StayOn& operator=(const StayOn&) = delete;
     ~StayOn() {
-        if (stays_) sched_setaffinity(0, sizeof(allowed_), &allowed_);
+        cpu_set_t now;  // somebody may have moved it elsewhere meanwhile
+        if (stays_ && sched_getaffinity(0, sizeof(now), &now) == 0 && CPU_EQUAL(&now, &only_))
+            sched_setaffinity(0, sizeof(allowed_), &allowed_);
     }
 
 private:
     cpu_set_t allowed_;
+    cpu_set_t only_;
     bool stays_ = false;
 };
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.failures.ranks import HOSTS, Worlds, worlds  # noqa: F401
 
+import phalanx as px
+from phalanx import _native
 from phalanx.slate import files
+from phalanx.testing import run_ranks
 
 COUNT = """
 import gc
@@ -217,3 +223,26 @@ def test_no_private_file_outlives_the_forming_of_a_world(worlds: Worlds) -> None
     world[1].tell()
     world.finish()
     assert list(worlds.runtime.iterdir()) == []
+
+
+def close_without_a_collector(group: px.Group) -> list[int]:
+    def segments() -> int:
+        return sum("phalanx" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    gc.collect()
+    gc.disable()
+    found = [segments()]
+    for _ in range(5):
+        with group.subgroup(range(2)) as sub:
+            sub.all_reduce(np.ones(100))
+            for _ in range(5):  # they go over to rings
+                sub.sendrecv(np.zeros(1000), 1 - sub.rank, src=1 - sub.rank)
+        del sub
+        found.append(segments())
+    return found
+
+
+@pytest.mark.skipif(not _native.available, reason="ranks share memory only with the core")
+def test_a_closed_group_gives_its_memory_back_without_the_garbage_collector() -> None:
+    for found in run_ranks(2, close_without_a_collector, backend="mesh"):
+        assert max(found[1:]) <= found[1], found

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,16 +60,24 @@ def there_and_back(group: px.Group, counts: list[int], turns: int) -> None:
             assert np.array_equal(y, numbers(count, turn))
 
 
-def of_many_lengths(group: px.Group) -> int:
+def until(group: px.Group, is_met: Callable[[], bool]) -> None:
+    """Sends on until it holds on both ranks: a receiver that has no core for 20 ms is too late for a loan."""
+    for _ in range(100):
+        there_and_back(group, [LONG + 20_000], 1)
+        if all(group.all_gather_object(is_met())):
+            return
+    raise AssertionError("no message was lent, or none was refused")
+
+
+def of_many_lengths(group: px.Group) -> None:
     with helped(group) as sub:
         warm_up(sub)
         there_and_back(sub, [10, LONG - 1, LONG + 20_000, 3 * LONG + 1, 12 * LONG], 5)
-        return int(ring_to(sub, 1 - sub.rank).lent)
+        until(sub, lambda: ring_to(sub, 1 - sub.rank).lent > 0)
 
 
 def test_messages_of_many_lengths() -> None:
-    # Each way is tried, so that some of them are.
-    assert all(lent >= LEND_FROM for lent in run_ranks(2, of_many_lengths, backend="mesh"))
+    run_ranks(2, of_many_lengths, backend="mesh")
 
 
 def without_cores(group: px.Group) -> int:
@@ -125,6 +134,7 @@ def refused_here(group: px.Group) -> tuple[int, int]:
         sub.barrier()
         there_and_back(sub, [3 * LONG], 6)
         ring = ring_to(sub, 1 - sub.rank)
+        until(sub, lambda: ring.lends_from == 0 if sub.rank == 0 else ring.lent > 0)
         return ring.lends_from, ring.lent
 
 
@@ -194,3 +204,34 @@ def interrupted(group: px.Group) -> str:
 
 def test_ctrl_c_while_nobody_reads() -> None:
     assert run_ranks(2, interrupted, backend="mesh") == ["interrupted", "met"]
+
+
+def a_handler_sends(group: px.Group) -> list[str]:
+    """In the middle of a long message that the receiver is late for."""
+    warm_up(group)
+    found = []
+    if group.rank == 0:
+
+        def say(*_: object) -> None:
+            try:
+                group.send(np.full(8, 7, np.int32), 1, tag=1)
+            except px.UsageError as error:
+                found.append(str(error))
+
+        signal.signal(signal.SIGUSR1, say)
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        group.send(np.full(12 * LONG, 5, np.int32), 1)
+        group.send(np.full(8, 7, np.int32), 1, tag=1)
+    else:
+        time.sleep(0.3)
+        assert set(group.recv(src=0).tolist()) == {5}
+        assert group.recv(src=0, tag=1).tolist() == [7] * 8
+    group.barrier()
+    return found
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_signal_handler_cannot_write_into_a_message(transport: Any) -> None:
+    found = run_ranks(2, a_handler_sends, backend="mesh", options=px.Options(transport=transport))
+    assert found[1] == []
+    assert all("in the middle of a message" in words for words in found[0])

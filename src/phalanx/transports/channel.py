@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager as Lock
 from typing import Any
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, UsageError
 from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, FrameHeader, FrameKind, parse_header
 from .mailbox import Arrival, Envelope, Mailbox, PendingTransfer
 from .stream import IOV_MAX, Buffer, Stream, StreamEnded
@@ -30,6 +30,14 @@ SLICE = 16 << 20
 
 class Torn(Exception):
     """An interrupt came between moving bytes and counting them, so it is unknown where the next frame begins."""
+
+
+def nested() -> UsageError:
+    """The error of a signal handler that uses a channel in the middle of a frame of the thread that it interrupts."""
+    return UsageError(
+        "a signal handler cannot send or receive here: the thread that it interrupts is in the middle of a message on "
+        "the same channel (set a flag in the handler, and send where the program looks at it)"
+    )
 
 
 class Inbound:
@@ -55,6 +63,8 @@ class Inbound:
         self.stream = stream
         self.src = src
         self.lock: Lock[Any] = threading.RLock()
+        self.moving = False
+        """True while the thread that holds the lock is in the middle of a frame."""
         self.ended = False
         self.resting = True
         """True if the next byte of the stream begins a frame: then the core may read it past this channel."""
@@ -142,9 +152,12 @@ class Inbound:
         with self.lock:
             if self.ended:
                 return False
+            if self.moving:
+                raise nested()
             self._paused = False
             more = False
             try:
+                self.moving = True
                 more = self._advance() is not None
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
@@ -154,6 +167,8 @@ class Inbound:
                 reason, interrupt = Torn("a receive from it was interrupted halfway"), error
                 if self._arrival in self._finished:
                     self._arrival = None
+            finally:
+                self.moving = False
             if reason is not None:
                 self._over = reason
                 self.ended = True
@@ -301,6 +316,8 @@ class Outbound:
         self.lock: Lock[Any] = threading.RLock()
         self._queue: deque[OutgoingFrame] = deque()
         self._ended: BaseException | None = None
+        self.moving = False
+        """True while the thread that holds the lock is in the middle of a frame."""
         self.halfway = False
         """True if a part of a frame was written past the queue (see `direct`): no last words can follow it."""
         self.last_word = b""
@@ -346,7 +363,10 @@ class Outbound:
         interrupt: BaseException | None = None
         goodbye = False
         with self.lock:
+            if self.moving:
+                raise nested()
             try:
+                self.moving = True
                 while self._queue and self._write(self._queue[0]):
                     completed.append(self._queue.popleft())
                     completed[-1].settle()
@@ -356,6 +376,8 @@ class Outbound:
                 interrupt = error
                 if self._queue and self._queue[0].begun:
                     reason = Torn("a message to it was interrupted halfway")
+            finally:
+                self.moving = False
         for outgoing in completed:
             outgoing.announce()
         if reason is not None:

@@ -73,7 +73,8 @@ class RingStream(Stream):
         self._half = ring
         self._aside = bytearray(aside.lstrip(b"\0"))
         """Bytes that came on the socket, without those that only wake."""
-        self._ended: StreamEnded | None = None
+        self._ended: Callable[[], StreamEnded] | None = None
+        """Makes the error of the end. That itself would know the frames it came through, and they this stream."""
 
     def _listen(self) -> bool:
         """Takes what came on the socket; False if there was nothing new."""
@@ -83,7 +84,7 @@ class RingStream(Stream):
         try:
             count = super().receive_into(scratch)
         except StreamEnded as ended:
-            self._ended = ended
+            self._ended = functools.partial(StreamEnded, ended.reason, clean=ended.clean)
             return True
         data = bytes(scratch[:count])
         self._aside += data if self._aside else data.lstrip(b"\0")
@@ -157,7 +158,7 @@ class InboundRing(RingStream):
                 if self._aside:
                     return self._take_aside(view)
                 if self._ended is not None:
-                    raise self._ended
+                    raise self._ended()
                 return 0
         return 0
 
@@ -172,7 +173,7 @@ class OutboundRing(RingStream):
     def send(self, views: Sequence[Buffer]) -> int:
         for _ in range(ENOUGH):
             if self._ended is not None:
-                raise self._ended
+                raise self._ended()
             if self.ring.severed or self.ring.other_closed or self._aside:
                 raise StreamEnded("the connection was closed")
             count = self.ring.write(views)
@@ -195,7 +196,7 @@ class OutboundRing(RingStream):
             if not self._listen():
                 break
         if self._ended is not None and not self._aside:
-            raise self._ended
+            raise self._ended()
         return self._take_aside(view)
 
 

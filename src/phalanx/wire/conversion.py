@@ -328,10 +328,16 @@ class _RecordCheck:
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
+        self._found: dict[str, tuple[str, Check]] | None = None
 
-    @functools.cached_property
+    @property
     def _fields(self) -> dict[str, tuple[str, Check]]:
         """The attribute and the check for each name in the message. Looked up late, because a class may name itself."""
+        if self._found is None:  # not by `cached_property`: its lock may be another thread's when this process forks
+            self._found = self._find_fields()
+        return self._found
+
+    def _find_fields(self) -> dict[str, tuple[str, Check]]:
         if issubclass(self._kind, msgspec.Struct):
             names = dict(zip(self._kind.__struct_encode_fields__, self._kind.__struct_fields__, strict=True))
         else:
