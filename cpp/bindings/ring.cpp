@@ -61,6 +61,7 @@ std::size_t read_into(RingIn& in, nb::handle view) {
     if (ring == nullptr) return 0;
     const RingIn::Stay stay(in);
     const Buffer buffer(view, PyBUF_WRITABLE);
+    if (buffer.bytes() == 0) return 0;
     std::size_t count = std::min(ring->available(buffer.bytes()), buffer.bytes());
     if (count == 0) {
         ring->ask_for_byte();
@@ -115,7 +116,7 @@ void phalanx::bind_ring(nb::module_& m) {
         .def(nb::init<int, std::size_t, int>(), nb::arg("memory"), nb::arg("size"), nb::arg("socket"))
         .def("accept", [](RingIn& r, const nb::bytes& nonce) { return r.accept(nonce_of(nonce)); }, nb::arg("nonce"))
         .def_prop_ro("pending", [](RingIn& r) {
-            return r.half() != nullptr && (r.half()->available(1) != 0 || MessageBorrower::stands(*r.half()));
+            return r.half() != nullptr && (r.half()->has_bytes() || MessageBorrower::stands(*r.half()));
         })
         .def("borrow_from", [](RingIn& r, int pid, int helpers) { r.loans.borrow_from(pid, helpers); }, nb::arg("pid"),
              nb::arg("helpers"))

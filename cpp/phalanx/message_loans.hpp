@@ -77,7 +77,7 @@ public:
     // From then on it reads what the process at the other end lends, with so many threads more.
     void borrow_from(pid_t pid, int helpers) { borrower_.emplace(pid, helpers); }
 
-    // Whether what comes next is lent.
+    // Whether what comes next is lent. Any thread may look.
     static bool stands(RingReader& ring) noexcept { return found(ring).has_value(); }
 
     // Reads on, a part of it. 0 if it is not lent, or cannot be read: then it comes through the ring.
@@ -115,10 +115,10 @@ private:
 
     static std::optional<Standing> found(RingReader& ring) noexcept {
         const std::uint64_t word = ring.control().loan.load(std::memory_order_acquire);
-        if (word == 0 || (word & (Loan::closed | Loan::refused)) != 0 || ring.available(1) != 0) return std::nullopt;
+        if (word == 0 || (word & (Loan::closed | Loan::refused)) != 0 || ring.has_bytes()) return std::nullopt;
         const auto [part, position] = ring.control().offer.get();
         const std::size_t taken = Loan::taken(word);
-        const bool fits = Loan::is_of(word, part.number) && position == ring.position() && taken < part.bytes;
+        const bool fits = Loan::is_of(word, part.number) && position == ring.shown_position() && taken < part.bytes;
         return fits ? std::optional(Standing{part, taken}) : std::nullopt;
     }
 

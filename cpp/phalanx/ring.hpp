@@ -258,6 +258,8 @@ public:
 
     // Where this side is: bytes that it has read.
     std::uint64_t position() const noexcept { return read_; }
+    // The same as the writer sees it, for threads that only look.
+    std::uint64_t shown_position() const noexcept { return control_.read.bytes.load(std::memory_order_relaxed); }
 
     // Forgets bytes that are available. Their place is the writer's again after `publish`.
     void skip(std::size_t count) noexcept { read_ += count; }

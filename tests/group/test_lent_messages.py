@@ -235,3 +235,28 @@ def test_a_signal_handler_cannot_write_into_a_message(transport: Any) -> None:
     found = run_ranks(2, a_handler_sends, backend="mesh", options=px.Options(transport=transport))
     assert found[1] == []
     assert all("in the middle of a message" in words for words in found[0])
+
+
+def a_handler_aborts(group: px.Group) -> str:
+    warm_up(group)
+    if group.rank == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: group.abort("it is enough"))
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    else:
+        time.sleep(0.3)
+    try:
+        if group.rank == 0:
+            group.send(np.full(12 * LONG, 5, np.int32), 1, timeout=20)
+            group.barrier()
+        else:
+            group.recv(src=0, timeout=20)
+            group.barrier()
+    except px.PhalanxError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_signal_handler_can_abort_in_the_middle_of_a_message(transport: Any) -> None:
+    found = run_ranks(2, a_handler_aborts, backend="mesh", options=px.Options(transport=transport))
+    assert all("it is enough" in words for words in found), found

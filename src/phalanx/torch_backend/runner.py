@@ -152,24 +152,25 @@ class Runner:
             return None
         if not operation.begun:  # else an interrupt has come just before it would have left
             operation.run()
-        self._line.take_first()
+        self._line.remove(operation)  # unless whoever waited for it has taken it out
         return operation
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._line.alarm = PlainAlarm() if core is None else core.Alarm(LONGEST_NAP)
-                self._start_another()
+                alarm = PlainAlarm() if core is None else core.Alarm(LONGEST_NAP)
+                self._start_another(alarm)
+                self._line.alarm = alarm  # from now on it is taken for served
 
     def _replace(self) -> None:
         """The thread may wait, in a callback, for what is in line now: another one takes its place."""
         with self._starting:
             if self._line.is_away and self._thread is not None:
                 self._line.is_away = False
-                self._start_another()
+                self._start_another(self._line.alarm)
 
-    def _start_another(self) -> None:
-        self._thread = self._newest = BackgroundThread(partial(self._serve, self._line.alarm), "phalanx-torch")
+    def _start_another(self, alarm: Any) -> None:
+        self._thread = self._newest = BackgroundThread(partial(self._serve, alarm), "phalanx-torch")
         self._thread.start()
 
     def _call_back(self, operation: InLine) -> bool:

@@ -339,7 +339,18 @@ class Outbound:
             return list(self._queue)
 
     def send(self, views: Sequence[Buffer]) -> OutgoingFrame:
-        """Adds a frame to the queue, and writes what goes at once. Its memory must stay as it is until it is done."""
+        """Adds a frame to the queue, and writes what goes at once. Its memory must stay as it is until it is done.
+
+        Raises:
+            UsageError: This thread is in the middle of another frame: a signal handler calls.
+        """
+        with self.lock:
+            if self.moving:
+                raise nested()
+        return self.follow(views)
+
+    def follow(self, views: Sequence[Buffer]) -> OutgoingFrame:
+        """As `send`, also in the middle of a frame of this thread: then it goes after that one."""
         outgoing = OutgoingFrame(views, self)
         with self.lock:
             if self._ended is not None:
@@ -363,13 +374,15 @@ class Outbound:
         interrupt: BaseException | None = None
         goodbye = False
         with self.lock:
-            if self.moving:
-                raise nested()
+            if self.moving:  # whoever was interrupted goes on with the queue
+                return
             try:
                 self.moving = True
-                while self._queue and self._write(self._queue[0]):
-                    completed.append(self._queue.popleft())
-                    completed[-1].settle()
+                while self._queue and self._write(outgoing := self._queue[0]):
+                    if self._queue and self._queue[0] is outgoing:  # else a signal handler has ended the channel since
+                        self._queue.popleft()
+                        completed.append(outgoing)
+                        outgoing.settle()
             except StreamEnded as ended:
                 reason, goodbye = ended, self.said_goodbye()
             except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
@@ -403,7 +416,7 @@ class Outbound:
         """Sends last words, just before the end; they are lost if a message before them cannot be sent at once."""
         self.push()
         with self.lock, contextlib.suppress(StreamEnded):
-            if self._ended is None and not self._queue and not self.halfway:
+            if self._ended is None and not self._queue and not self.halfway and not self.moving:
                 self.stream.say(word)
 
     def end(self, error: BaseException) -> None:

@@ -162,11 +162,11 @@ class RingOutbound(Outbound):
         self._offer = RingOffer(lambda ring: switched(self, ring), lends_from) if offers else None
         self._switch: OutgoingFrame | None = None
 
-    def send(self, views: Sequence[Buffer]) -> OutgoingFrame:
+    def follow(self, views: Sequence[Buffer]) -> OutgoingFrame:
         if self._offer is not None:
             with self.lock:
                 self._offer_ring()
-        return super().send(views)
+        return super().follow(views)
 
     def _offer_ring(self) -> None:
         if self._offer is None or self._queue or self._ended is not None:
@@ -202,7 +202,7 @@ class RingOutbound(Outbound):
         outgoing = OutgoingFrame([head, bytes_of(array)[sent:]], self)
         outgoing.begun = True
         if self._ended is None:
-            self._queue.append(outgoing)
+            self._queue.appendleft(outgoing)  # a signal handler may have queued another one
         else:  # by a signal handler, since
             outgoing.settle(self._ended)
         note_handed_over(outgoing)

@@ -108,7 +108,7 @@ class _ClassicLane(Lane):
         for member in self.members:
             sender = self._world.outbound.get(member)
             if sender is not None:
-                sender.send([word])
+                sender.follow([word])
 
 
 class _BorrowedLane(_ClassicLane):
