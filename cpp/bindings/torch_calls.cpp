@@ -59,7 +59,6 @@ void phalanx::bind_torch_calls(nb::module_& m) {
         .def("__len__", &OperationQueue::size)
         .def("first", &OperationQueue::first)
         .def("append", &OperationQueue::append, nb::arg("operation"))
-        .def("take_first", &OperationQueue::take_first)
         .def("remove", &OperationQueue::remove, nb::arg("operation"));
     nb::class_<OperationInLine>(m, "OperationInLine", "What the handle of an operation in line knows of it.")
         .def_prop_ro("ended", &OperationInLine::ended)

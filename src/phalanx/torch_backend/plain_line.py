@@ -45,12 +45,6 @@ class PlainLine:
             self._operations.append(operation)
             self._tell()
 
-    def take_first(self) -> Any:
-        with self._lock:
-            first = self._operations.popleft()
-            self._tell()
-        return first
-
     def remove(self, operation: Any) -> bool:
         """False if it is not there."""
         with self._lock:
