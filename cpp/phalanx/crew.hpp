@@ -31,6 +31,7 @@ namespace phalanx {
 class Crew {
 public:
     static constexpr int largest = 16;
+    static constexpr std::size_t few = 3;
 
     explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)) {}
     ~Crew() {
@@ -45,6 +46,13 @@ public:
     Crew& operator=(const Crew&) = delete;
 
     int helpers() const noexcept { return most_; }
+    // How many of them work on so many bytes is worth, if it is worth one from `worth` on. To call one costs the caller time:
+    // the first few are worth it sooner than the others.
+    int helpers_for(std::size_t bytes, std::size_t worth) const noexcept {
+        if (bytes < worth) return 0;
+        const std::size_t soon = std::min(2 * bytes / worth - 1, few);
+        return static_cast<int>(std::min(std::max(soon, bytes / worth - 1), static_cast<std::size_t>(most_)));
+    }
 
     // Lets the threads end, also while one has work for them, which then does the rest alone. There will be no others.
     void dismiss() noexcept {

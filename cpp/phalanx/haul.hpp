@@ -50,10 +50,9 @@ public:
     void carry_out(Miss miss) {
         if (loads_.empty()) return;
         const Emptying at_end{loads_};
-        const std::size_t worth = s_.thresholds().worth_helping;
         std::size_t total = 0;
         for (const Load& load : loads_) total += load.bytes;
-        const auto helpers = static_cast<int>(std::min<std::size_t>(crew_.helpers(), total < worth ? 0 : 2 * total / worth - 1));
+        const int helpers = crew_.helpers_for(total, s_.thresholds().worth_helping);
         if (helpers == 0)
             for (Load& load : loads_) load.missed = !carry(load);
         else

@@ -99,20 +99,22 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
     const auto target = [&](int i) { return base + (movement.in_place ? i : movement.reads + i) * stride; };
     std::atomic<bool> refused{false};
 
-    std::vector<char> filled(threads, 0);
+    std::vector<unsigned> rounds(threads, 0);
     const auto move = [&](int member) {
         const std::size_t each = (movement.bytes + threads * line - 1) / (threads * line) * line;
         const std::size_t begin = std::min(member * each, movement.bytes);
         const std::size_t end = std::min(begin + each, movement.bytes);
-        if (filled[member] == 0) {  // memory that was never written is one page of zeros, which is always in the cache
+        if (rounds[member] == 0)  // memory that was never written is one page of zeros, which is always in the cache
             for (int i = 0; i < arrays; ++i) std::memset(base + i * stride + begin, i + 1, end - begin);
-            filled[member] = 1;
-        }
         const std::size_t tile = mover == Mover::large_tiles ? detail::large_tile_bytes : detail::tile_bytes;
         const std::size_t step = by_tiles ? tile : std::max<std::size_t>(each, 1);
         std::vector<const std::byte*> sources(movement.reads);
         alignas(64) std::byte total[detail::tile_bytes];
-        for (std::size_t at = begin; at < end; at += step) {
+        // Forwards and backwards by turns: what a cache has kept of the end of the round before is read first.
+        const bool backwards = rounds[member]++ % 2 == 1;
+        const std::size_t steps = (end - begin + step - 1) / step;
+        for (std::size_t k = 0; k < steps; ++k) {
+            const std::size_t at = begin + (backwards ? steps - 1 - k : k) * step;
             const std::size_t bytes = std::min(step, end - at);
             const std::byte* result = base + at;
             if (movement.reads > 1) {

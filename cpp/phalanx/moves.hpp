@@ -214,6 +214,8 @@ protected:
 private:
     // From here on what would fit into one slot is cut into pieces.
     static constexpr std::size_t worth_cutting = 512 << 10;
+    // From here on one rank reads what another has for it alone in a broadcast.
+    static constexpr std::size_t worth_reading_alone = 64 << 10;
     // From here on several ranks read the parts of a scatter where they lie.
     static constexpr std::size_t worth_reading_parts = 512 << 10;
     // Up to here the root of a scatter copies parts into the slots of those who read them, where ranks share cores.
@@ -235,10 +237,12 @@ private:
         return (ranks() == 2 && s_.copies_once(longest)) || is_helped(ranks() * longest);
     }
 
-    // The same for what all others read. They stand in each other's way in its page tables.
+    // The same for what all others read. They stand in each other's way in its page tables. One reader does not, but through
+    // the slots it copies while the root does: to read has to gain more than where nobody does.
     bool broadcasts_by_address(std::size_t bytes) const noexcept {
         const auto readers = static_cast<std::size_t>(ranks() - 1);
-        return readers == 1 ? is_helped(2 * bytes) : is_helped(bytes, 4 * readers);
+        if (readers > 1) return is_helped(bytes, 4 * readers);
+        return is_helped(2 * bytes) || (!s_.crowded() && bytes >= worth_reading_alone && s_.copies_once(bytes / 2));
     }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so

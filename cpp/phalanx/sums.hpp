@@ -276,7 +276,7 @@ private:
             const std::size_t at = i * each;
             summed_[i] = combine_tile(scratch_[hand], to + at, at, place + at, std::min(each, bytes - at), each, how) ? 1 : 0;
         };
-        crew_.share(summed_.size(), is_helped(ranks() * bytes) ? crew_.helpers() : 0, work);
+        crew_.share(summed_.size(), helpers_for(bytes), work);
         return std::all_of(summed_.begin(), summed_.end(), [](std::uint8_t is) { return is != 0; });
     }
 
@@ -291,7 +291,12 @@ private:
         auto work = [&](std::size_t i, int hand) {
             sum(i * each, std::min(each, bytes - i * each), scratch_[hand].sources.data());
         };
-        crew_.share((bytes + each - 1) / each, is_long ? crew_.helpers() : 0, work);
+        crew_.share((bytes + each - 1) / each, is_long ? helpers_for(bytes) : 0, work);
+    }
+
+    // A sum of so many bytes of each rank takes longer than a copy of them.
+    int helpers_for(std::size_t bytes) const noexcept {
+        return crew_.helpers_for(2 * static_cast<std::size_t>(ranks()) * bytes, s_.thresholds().worth_helping);
     }
 
     // What one thread needs for a sum.

@@ -12,7 +12,7 @@ RARELY = 1 << 30
 NEVER = 1 << 40
 """A size that no array reaches."""
 
-MOST_HELPERS = 3
+MOST_HELPERS = 7
 """Threads that copy beside the one of a rank that waits for the bytes, where the ranks of a host leave cores free."""
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
