@@ -1,7 +1,8 @@
 // Threads that share a long piece of work with the one that has it, where the ranks of a machine leave cores free: one core
 // copies less in a second than the memory could give.
 //
-// They are made when they are first needed, sleep while there is nothing to do, and end with the crew. Whoever has the work
+// They are made when they are first needed, sleep while there is nothing to do (or look for more a moment longer, if work came
+// soon after other work of late), and end with the crew. Whoever has the work
 // does it, too, and waits for nobody who has not begun: a helper that gets no core costs nothing. Helpers compute as the one
 // whom they help: with its rounding, and its way with denormal numbers.
 #pragma once
@@ -74,13 +75,15 @@ public:
         work_ = &work;
         pieces_ = pieces;
         arithmetic_ = arithmetic();
+        const std::int64_t since = monotonic_ns();
+        note_pause(since - ended_);
         next_.store(0, std::memory_order_relaxed);
         turn_.store(++turns_, std::memory_order_seq_cst);
         if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired; asleep != 0) bell_.wake(asleep);
-        const std::int64_t since = monotonic_ns();
         do_pieces(0);
         turn_.store(0, std::memory_order_seq_cst);
         wait_for_those_inside(since);
+        ended_ = monotonic_ns();
     }
 
 private:
@@ -89,12 +92,21 @@ private:
     static constexpr std::int64_t late_ns = 300'000;
     static constexpr std::int64_t late_part = 4;
     static constexpr int most_rests = 16;
+    // A helper that sleeps comes late to work of some hundred microseconds. So after each it looks so long for more, if one of the
+    // last few times more had come by then.
+    static constexpr std::int64_t soon_ns = 100'000;
+    static constexpr int last_few = 4;
     static constexpr std::int64_t long_ns = std::int64_t{3600} * 1'000'000'000;
 
     bool may_call() noexcept {
         if (rest_ == 0) return true;
         --rest_;
         return false;
+    }
+
+    void note_pause(std::int64_t ns) noexcept {
+        hopes_ = ns < soon_ns ? last_few : std::max(hopes_ - 1, 0);
+        looks_on_.store(hopes_ > 0, std::memory_order_relaxed);
     }
 
     // The bits of so many helpers on the bell; of fewer if there are no more threads, or no memory for them.
@@ -172,6 +184,19 @@ private:
                 do_pieces(hand);
             }
             inside_.fetch_sub(1, std::memory_order_seq_cst);
+            if (looks_on_.load(std::memory_order_relaxed)) look_for_more(seen);
+        }
+    }
+
+    void look_for_more(std::uint64_t seen) const noexcept {
+        const std::int64_t until = monotonic_ns() + soon_ns;
+        for (int looks = 1; !over_.load(std::memory_order_relaxed); ++looks) {
+            const std::uint64_t turn = turn_.load(std::memory_order_relaxed);
+            if (turn != 0 && turn != seen) return;
+            relax();
+            if (looks % 64 != 0) continue;
+            sched_yield();  // others may want the core
+            if (monotonic_ns() > until) return;
         }
     }
 
@@ -200,6 +225,8 @@ private:
     pid_t owner_ = 0;  // the process that has them
     int rest_ = 0;       // so many times it does without helpers
     int next_rest_ = 1;  // and so many if they are late once more
+    std::int64_t ended_ = 0;  // when the last work was done
+    int hopes_ = 0;           // so many pauses more that are not short until helpers sleep at once
     std::uint64_t turns_ = 0;
     // The work of this turn: written before the turn is shown, and not changed while anybody is inside.
     void (*do_piece_)(void*, std::size_t, int) = nullptr;
@@ -211,6 +238,7 @@ private:
     alignas(64) Shared<std::uint64_t> turn_{0};  // 0: there is nothing to do
     Shared<int> inside_{0};
     Shared<bool> over_{false};
+    Shared<bool> looks_on_{false};
 };
 
 }  // namespace phalanx

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -117,6 +118,17 @@ void late_helpers() {
     CHECK(shared >= 2 && shared <= 12);
 }
 
+// They look for more work where it came soon, and sleep where it did not.
+void they_sleep() {
+    using namespace std::chrono_literals;
+    Crew crew(3);
+    auto work = [](std::size_t, int) {};
+    for (int turn = 0; turn < 1000; ++turn) crew.share(8, 3, work);
+    const std::clock_t before = std::clock();
+    std::this_thread::sleep_for(300ms);
+    CHECK(std::clock() - before < CLOCKS_PER_SEC / 10);
+}
+
 // Who is let go while there is work leaves it to the one who has it.
 void dismissed() {
     Crew crew(3);
@@ -136,6 +148,7 @@ int main() {
     for (int turn = 0; turn < 20; ++turn) together();
     as_the_caller();
     late_helpers();
+    they_sleep();
     for (int turn = 0; turn < 50; ++turn) dismissed();
     forked();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
