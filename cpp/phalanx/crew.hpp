@@ -34,7 +34,7 @@ public:
     static constexpr int largest = 16;
     static constexpr std::size_t few = 3;
 
-    explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)) {}
+    explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)), trusted_(most_) {}
     ~Crew() {
         dismiss();
         if (threads_ == nullptr) return;
@@ -65,9 +65,9 @@ public:
     // all are done. `work` must not throw.
     template <class Work>
     void share(std::size_t pieces, int helpers, Work& work) {
-        const int wanted = static_cast<int>(std::min<std::size_t>(std::min(helpers, most_), pieces > 0 ? pieces - 1 : 0));
-        const std::uint32_t hired = wanted > 0 && may_call() ? hire(wanted) : 0;
-        if (hired == 0) {
+        const int wanted = static_cast<int>(std::min<std::size_t>(std::min({helpers, most_, trusted_}), pieces > 0 ? pieces - 1 : 0));
+        hired_ = wanted > 0 && may_call() ? hire(wanted) : 0;
+        if (hired_ == 0) {
             for (std::size_t piece = 0; piece < pieces; ++piece) work(piece, 0);
             return;
         }
@@ -79,7 +79,7 @@ public:
         note_pause(since - ended_);
         next_.store(0, std::memory_order_relaxed);
         turn_.store(++turns_, std::memory_order_seq_cst);
-        if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired; asleep != 0) bell_.wake(asleep);
+        if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired_; asleep != 0) bell_.wake(asleep);
         do_pieces(0);
         turn_.store(0, std::memory_order_seq_cst);
         wait_for_those_inside(since);
@@ -87,11 +87,13 @@ public:
     }
 
 private:
-    // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, does without the next time:
-    // others want the cores. If that goes on, twice as often as the time before, up to so many times.
+    // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, calls half as many the next
+    // time: others want the cores. If it was one, none, and if that goes on, twice as often as the time before, up to so many
+    // times. After so many times without a wait, it calls twice as many again.
     static constexpr std::int64_t late_ns = 300'000;
     static constexpr std::int64_t late_part = 4;
     static constexpr int most_rests = 16;
+    static constexpr int good_turns = 8;
     // A helper that sleeps comes late to work of some hundred microseconds. So after each it looks so long for more, if one of the
     // last few times more had come by then.
     static constexpr std::int64_t soon_ns = 100'000;
@@ -179,7 +181,7 @@ private:
             seen = turn;
             // In this order: who is inside is waited for, unless it finds that the turn was over before.
             inside_.fetch_add(1, std::memory_order_seq_cst);
-            if (turn_.load(std::memory_order_seq_cst) == turn) {
+            if (turn_.load(std::memory_order_seq_cst) == turn && (hired_ & bit) != 0) {
                 compute_as(arithmetic_);
                 do_pieces(hand);
             }
@@ -215,14 +217,28 @@ private:
             relax();
             if (looks % 64 == 0) sched_yield();
         }
-        const bool late = monotonic_ns() - done > std::max(late_ns, (done - since) / late_part);
-        rest_ = late ? next_rest_ : 0;
-        next_rest_ = late ? std::min(2 * next_rest_, most_rests) : 1;
+        judge(monotonic_ns() - done > std::max(late_ns, (done - since) / late_part));
+    }
+
+    void judge(bool late) noexcept {
+        if (!late) {
+            next_rest_ = 1;
+            if (trusted_ == most_ || ++good_ < good_turns) return;
+            trusted_ = std::min(2 * trusted_ + 1, most_);
+        } else if (trusted_ > 1) {
+            trusted_ /= 2;
+        } else {
+            rest_ = next_rest_;
+            next_rest_ = std::min(2 * next_rest_, most_rests);
+        }
+        good_ = 0;
     }
 
     int most_;
     std::unique_ptr<std::vector<std::thread>> threads_;
-    pid_t owner_ = 0;  // the process that has them
+    pid_t owner_ = 0;    // the process that has them
+    int trusted_;        // so many are called at most
+    int good_ = 0;       // so many times none of them was late
     int rest_ = 0;       // so many times it does without helpers
     int next_rest_ = 1;  // and so many if they are late once more
     std::int64_t ended_ = 0;  // when the last work was done
@@ -232,6 +248,7 @@ private:
     void (*do_piece_)(void*, std::size_t, int) = nullptr;
     void* work_ = nullptr;
     std::size_t pieces_ = 0;
+    std::uint32_t hired_ = 0;  // who may take part, by their bits on the bell
     Arithmetic arithmetic_ = 0;
     Bell bell_;
     alignas(64) Shared<std::size_t> next_{0};

@@ -3,7 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -118,6 +120,26 @@ void late_helpers() {
     CHECK(shared >= 2 && shared <= 12);
 }
 
+// Of several, fewer take part after one was late, and all again later on.
+void fewer_helpers() {
+    using namespace std::chrono_literals;
+    Crew crew(3);
+    const auto hands = [&](std::chrono::milliseconds delay) {
+        std::atomic<std::uint32_t> seen{0};
+        auto work = [&](std::size_t, int hand) {
+            seen.fetch_or(std::uint32_t{1} << hand);
+            std::this_thread::sleep_for(hand == 0 ? 1ms : 1ms + delay);
+        };
+        crew.share(24, 3, work);
+        return std::popcount(seen.load());
+    };
+    CHECK(hands(40ms) == 4);
+    CHECK(hands(0ms) == 2);
+    int most = 0;
+    for (int turn = 0; turn < 40 && most < 4; ++turn) most = std::max(most, hands(0ms));
+    CHECK(most == 4);
+}
+
 // They look for more work where it came soon, and sleep where it did not.
 void they_sleep() {
     using namespace std::chrono_literals;
@@ -148,6 +170,7 @@ int main() {
     for (int turn = 0; turn < 20; ++turn) together();
     as_the_caller();
     late_helpers();
+    fewer_helpers();
     they_sleep();
     for (int turn = 0; turn < 50; ++turn) dismissed();
     forked();
