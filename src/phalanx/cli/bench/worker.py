@@ -87,6 +87,8 @@ class _BenchWorker:
 
     def _run(self, order: RunOrder) -> Answer:
         _, _, call = self._prepared[order.slot]
+        if order.iterations > 1:
+            call()  # the caches have the arrays of another contender
         self._library.barrier()
         gc.disable()  # as timeit does: a collection belongs to what a program keeps, not to these calls
         try:
