@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ ACCOUNT_WAIT = 1.0
 """Seconds to wait for the names of the ranks that were missing at another rank's timeout."""
 ANSWER_WAIT = 1.0
 """Seconds that closing waits for connections that answers need. Most take milliseconds; a stopped rank accepts none."""
+_NEVER = Deadline(float("inf"))
 
 
 class Unposted(Protocol):
@@ -66,8 +68,7 @@ class Lane(ABC):
         self.rank = rank
         self.members = tuple(members)
         self.size = len(self.members)
-        self.mailbox = Mailbox()
-        self.mailbox.sources = frozenset(range(self.size)) - {rank}
+        self._use_mailbox(Mailbox(), frozenset(range(self.size)) - {rank})
         self._control = control
         self._guard = threading.RLock()
         self._sleepers: set[Waker] = set()
@@ -232,6 +233,18 @@ class Lane(ABC):
                 self._thread = LaneThread(self.drive)
                 self._sleepers.add(self._thread.waker)
         self._thread.add(operation, deadline, expire)
+
+    def _use_mailbox(self, mailbox: Mailbox, sources: frozenset[int]) -> None:
+        itself = weakref.ref(self)  # the mailbox must not hold the lane, which holds it
+
+        def take_off_the_wire(rest: Receive) -> None:
+            lane = itself()
+            if lane is not None:
+                lane.move_in_background(rest, _NEVER, lambda: None)
+
+        self.mailbox = mailbox
+        mailbox.sources = sources
+        mailbox.on_refusal = take_off_the_wire
 
     def is_open_to(self, dst: int) -> bool:
         """True if a message to that member needs no connection first."""

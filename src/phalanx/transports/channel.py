@@ -80,6 +80,7 @@ class Inbound:
         self._arrival: Arrival | None = None
         self._settled: list[PendingTransfer] = []
         self._finished: list[Arrival] = []
+        self._refused: list[Arrival] = []
         self._over: Exception | None = None
         """The end of the stream as decided under the lock; `_tell` reports it without the lock."""
         self._paused = False
@@ -119,6 +120,7 @@ class Inbound:
         arrival = mailbox.begin(envelope, self.lock)
         if arrival.refused_by is not None:
             self._settled.append(arrival.refused_by)
+            self._refused.append(arrival)
         return arrival
 
     def _ring(self, description: bytes) -> None:
@@ -198,6 +200,11 @@ class Inbound:
             arrival.mailbox.finish(arrival)
             with contextlib.suppress(ValueError):
                 self._finished.remove(arrival)
+        for arrival in tuple(self._refused):
+            if arrival.receive is not None and not arrival.receive.done:
+                arrival.mailbox.on_refusal(arrival.receive)
+            with contextlib.suppress(ValueError):
+                self._refused.remove(arrival)
         if self._over is not None:
             failure = self._on_end(self, self._over, self._goodbye)
             cut, self._arrival = self._arrival, None

@@ -266,6 +266,10 @@ class _Lines(Generic[T]):
         self._lines.clear()
 
 
+def _leave_it(rest: Receive) -> None:
+    """For a mailbox to which messages come whole."""
+
+
 class Mailbox:
     """The receives and messages of one lane."""
 
@@ -283,6 +287,9 @@ class Mailbox:
         self._numbers = itertools.count()
         self._gone: dict[int, BaseException] = {}
         self._error: BaseException | None = None
+        self.on_refusal: Callable[[Receive], None] = _leave_it
+        """Called with a receive for what is still to come of a message that was refused. It is dropped, but somebody
+        has to take it off the wire: its sender waits for that."""
         self.sources: frozenset[int] | None = None
         """All who may ever send, where that is known: once they are gone, a receive from anyone is of no use."""
 
@@ -363,7 +370,7 @@ class Mailbox:
     def begin(self, envelope: Envelope, lock: Lock[Any]) -> Arrival:
         """A message begins to arrive: decides where its payload goes.
 
-        The caller, who holds `lock`, announces `refused_by` when it is released.
+        The caller, who holds `lock`, announces `refused_by` when it is released, and then calls `on_refusal`.
         """
         arrival = Arrival(self, envelope, next(self._numbers), lock)
         with self._lock:
@@ -377,8 +384,8 @@ class Mailbox:
             try:
                 arrival.view = receive.sink.open(envelope)
             except Exception as error:
-                arrival.receive = None
                 arrival.refused_by = receive
+                arrival.give_to(Receive(envelope.src, envelope.tag, receive.sink, next(self._numbers)))
                 receive.settle(error)
         return arrival
 

@@ -37,8 +37,7 @@ class _ClassicLane(Lane):
         self, world: ClassicWorld, lane_id: bytes, members: tuple[int, ...], mailbox: Mailbox, *, plain: bool
     ) -> None:
         super().__init__(members.index(world.rank), members, world)
-        self.mailbox = mailbox
-        self.mailbox.sources = world.connected if plain else frozenset(members) & world.connected
+        self._use_mailbox(mailbox, world.connected if plain else frozenset(members) & world.connected)
         self.lane_id = lane_id
         self._world = world
         self._plain = plain
