@@ -89,7 +89,7 @@ class LanePort(LinkPort):
         self._lane.move_in_background(operation, _FOREVER, _never)
 
     def send_end(self, dst: int, tag: int) -> None:
-        """Says that a stream has ended, if that can be sent without a connection first. From any thread; never waits."""
+        """Says that a stream has ended, if no connection is needed to say so. From any thread; never waits."""
         if not self._closed and self._lane.error is None and self._lane.is_open_to(dst):
             with contextlib.suppress(PhalanxError):  # then all streams have ended
                 self.send(dst, tag, b"", _no_matter)
