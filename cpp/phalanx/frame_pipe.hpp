@@ -530,7 +530,9 @@ private:
                 ended_ = pipe_severed;
             } else if (ring.broken()) {
                 ended_ = pipe_broken;
-            } else if (socket_ended_) {
+            } else if (socket_ended_ || (ring.other_closed() && ring.available(most) == 0)) {
+                // Not only by the socket: whoever looks at several rings sees this sign first, and would look for ever.
+                // The second look at the ring is for what was written just before its end.
                 ended_ = pipe_closed;
             }
             return count;

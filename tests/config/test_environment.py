@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from phalanx.config import inherited, log_level, pure, runtime_dir, snapshot, unknown_variables
+from phalanx.config import environment, inherited, log_level, memory_dir, pure, runtime_dir, snapshot, unknown_variables
 from phalanx.errors import ConfigError
 
 
@@ -177,3 +180,74 @@ def test_a_parent_in_which_others_could_replace_it_is_refused(parent: Path, mode
 def test_a_parent_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot make .*No such file"):
         runtime_dir({"TMPDIR": str(tmp_path / "missing")})
+
+
+# -- memory_dir ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["chosen", "shared memory", "without shared memory"])
+def slates(
+    request: pytest.FixtureRequest, tmp_path: Path, parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, dict[str, str]]:
+    """The folder of the slates, and the environment for which it is that one."""
+    if request.param == "chosen":
+        return tmp_path / "slates", {"PHALANX_SLATE_DIR": str(tmp_path / "slates")}
+    env = {"XDG_RUNTIME_DIR": str(private(tmp_path / "run"))}
+    shared = parent if request.param == "shared memory" else tmp_path / "missing"
+    monkeypatch.setattr(environment, "SHARED_MEMORY", str(shared))
+    return (ours(parent) if shared == parent else tmp_path / "run" / "phalanx-slates"), env
+
+
+def test_a_folder_that_vanishes_after_a_look_at_it_is_made_again(
+    slates: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, env = slates
+    look, left = Path.lstat, 3
+
+    def remove_after(path: Path) -> os.stat_result:
+        nonlocal left
+        found = look(path)
+        if path == folder and left:
+            left -= 1
+            path.rmdir()  # as another process does that has taken the last file out of it
+        return found
+
+    monkeypatch.setattr(Path, "lstat", remove_after)
+    assert memory_dir(env) == folder
+    assert folder.is_dir()
+    assert not left
+
+
+def test_a_folder_may_vanish_at_any_moment(
+    slates: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, env = slates
+    look = environment._unfit
+    faults: Counter[str | None] = Counter()
+    over = threading.Event()
+
+    def noted(path: Path) -> str | None:
+        fault = look(path)
+        faults[fault] += 1
+        return fault
+
+    def remove() -> None:
+        while not over.wait(20e-6):  # not in step with whoever makes it
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    monkeypatch.setattr(environment, "_unfit", noted)
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        found = {memory_dir(env) for _ in range(1000)}
+    finally:
+        over.set()
+        thread.join()
+    assert found == {folder}, faults
+
+
+def test_a_file_in_the_place_of_the_chosen_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o600)
+    with pytest.raises(ConfigError, match="PHALANX_SLATE_DIR=.*file cannot hold private files: it is not a folder"):
+        memory_dir({"PHALANX_SLATE_DIR": str(tmp_path / "file")})

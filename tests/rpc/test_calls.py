@@ -31,8 +31,9 @@ from phalanx.errors import (
 from phalanx.rpc import Agent, current_call, time_left
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.future import RpcFuture
-from phalanx.rpc.payload import fast_value
+from phalanx.rpc.payload import Limits, encode_call, fast_value
 from phalanx.rpc.pending_call import PendingCall
+from phalanx.rpc.served_call import ServedCall
 from phalanx.wire.calls import CallKind
 from phalanx.wire.packing import pack
 
@@ -791,6 +792,35 @@ def serve_work(agent: Agent) -> None:
 
 def test_cancel(where: str) -> None:
     run(where, 2, serve_work, cancel, workers=1)
+
+
+def test_a_call_given_up_just_before_its_handler_is_never_run() -> None:
+    class Link:
+        """Reads the word that the caller has given up after the request was taken, and before there is a context."""
+
+        peer, queued_bytes, ended, limits = 0, 0, None, Limits()
+
+        def __init__(self) -> None:
+            self.served: dict[int, ServedCall] = {}
+            self.asked_for_handler = False
+
+        @property
+        def closing(self) -> bool:
+            self.served[1].cancel()
+            return False
+
+        def registry(self) -> None:
+            self.asked_for_handler = True
+
+        def send(self, *frame: Any) -> bool:
+            return True
+
+    link: Any = Link()
+    call = ServedCall(link, encode_call("work", 0, 30.0, (), {}, Limits()).head, 1, time.monotonic())
+    link.served[1] = call
+    call()
+    assert not link.served
+    assert not link.asked_for_handler
 
 
 async def cancel_task(agent: Agent) -> None:

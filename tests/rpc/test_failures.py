@@ -25,7 +25,7 @@ from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, run, until
 import phalanx as px
 from phalanx import operating_system
 from phalanx.deadline import Deadline
-from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, Timeout
+from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, ProtocolError, Timeout
 from phalanx.rpc import Agent, current_call
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
@@ -795,6 +795,59 @@ def test_ctrl_c_in_a_call_leaves_the_agent_usable(processes: str) -> None:
     errors = run(processes, 2, serve, interrupted, 7)
     # A message that was torn in the middle ends its link, which others may see: but never as a call without an answer.
     assert not any(Timeout.__name__ in error for error in errors), errors
+
+
+# -- the next link to the same rank ----------------------------------------------------------------------------------
+
+
+LINKED = pytest.mark.parametrize("world", ["rings", "tcp", "simulated", "star", "classic mesh"])
+
+
+def serve_links(agent: Agent) -> None:
+    links = agent._connections.servers
+
+    def say_after(word: str, seconds: float) -> str:
+        time.sleep(seconds)
+        return word
+
+    def end_links() -> None:
+        for link in list(links):
+            link.end(ProtocolError("the test says so"))
+
+    agent.register(say_after)
+    agent.register(end_links)
+    agent.register("links", lambda: len(links))
+
+
+def ended_by_the_caller(agent: Agent) -> str:
+    """A link ends while its only call is served; the first call of the next one has the same number."""
+    old = agent.call_async(1, "say_after", "old", 0.3, timeout=20)
+    agent._connections.callers[1].end(ChannelClosed(1, "the next call connects"))
+    assert isinstance(error_of(old.result, 5), ChannelClosed)
+    new = agent.call_async(1, "say_after", "new", 0.6, timeout=20)
+    word = new.result(20)
+    until(lambda: agent.call(1, "links") == 1, "the end of the first link on the other rank")
+    return str(word)
+
+
+@LINKED
+def test_a_new_link_has_nothing_to_do_with_the_last_one(world: str) -> None:
+    assert run(world, 2, serve_links, ended_by_the_caller) == "new"
+
+
+def ended_by_the_server(agent: Agent) -> tuple[BaseException, float]:
+    began = time.monotonic()
+    error = error_of(agent.call, 1, "end_links", timeout=20)
+    seconds = time.monotonic() - began
+    assert agent.call(1, "links", timeout=20) == 1
+    return error, seconds
+
+
+@LINKED
+def test_a_caller_hears_that_the_server_has_ended_its_link(world: str) -> None:
+    error, seconds = run(world, 2, serve_links, ended_by_the_server)
+    assert type(error) is ChannelClosed
+    assert seconds < bound(5.0)
 
 
 # -- calls in hand: taken off their link's list, and not finished yet ------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,8 @@ import pytest
 
 from phalanx import _native
 from phalanx.rpc.pipe import open_pipe
-from phalanx.transports.stream import Buffer, Stream
+from phalanx.transports.duplex_ring import RingAgreement
+from phalanx.transports.stream import Buffer, Stream, StreamEnded
 from phalanx.wire.calls import CallKind, pack_header
 
 
@@ -67,3 +69,27 @@ def test_the_head_of_a_long_payload_goes_ahead_of_it() -> None:
         open_pipe(Stream(mine)).send(CallKind.RESULT, 8, b"head", [memoryview(bytes(1000))], 1000)
         other.settimeout(5)
         assert any(len(other.recv(1 << 20)) == 24 + 4 + 1000 for _ in range(2))
+
+
+@pytest.mark.skipif(not _native.available, reason="only the core has rings (PHALANX_PURE is set)")
+@pytest.mark.parametrize("severed", [False, True])
+def test_a_ring_that_the_other_side_has_closed_ends_without_a_word_on_the_socket(severed: bool) -> None:
+    """Whoever looks at several rings looks at no socket while one of them has news, and its end is some."""
+    pair = [Stream(end) for end in socket.socketpair()]
+    mine, theirs = (RingAgreement(stream, os.getpid()) for stream in pair)
+    assert theirs.accept(mine.offer())
+    assert mine.accept(theirs.offer())
+    rings, others = mine.stream(), theirs.stream()
+    try:
+        pipe = open_pipe(rings)
+        open_pipe(others).send(CallKind.RESULT, 7, b"last", (), 0)
+        if severed:
+            others.outbound.sever()
+        others.outbound.close()
+        assert [found[:3] for found in pipe.pull(0, 8)] == [(CallKind.RESULT, 7, b"last")]
+        assert pipe.pull(0, 8) == []
+        with pytest.raises(StreamEnded):
+            pipe.check()
+    finally:
+        rings.close()
+        others.close()

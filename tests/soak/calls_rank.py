@@ -351,6 +351,12 @@ def _merge(findings: list[Findings]) -> Findings:
     return merged
 
 
+def _under_way(agent: Agent) -> list[int]:
+    """How many calls each link of this rank has on its list: those that it made, then those that it serves."""
+    links = agent._connections
+    return [len(link.calls) for link in links.callers.values()] + [len(link.served) for link in links.servers]
+
+
 def _settled(before: dict[str, int], seconds: float) -> dict[str, int]:
     """What is held once idle threads have ended; they need a while."""
     end = time.monotonic() + seconds
@@ -394,9 +400,11 @@ def work(world: px.Group, calls: int, seed: str, settle: float) -> dict[str, Any
         if served.twice:
             found.wrong.append(f"{served.twice} calls were run twice")
         served.runs.clear()
-        links = agent._connections
-        left = [len(link.calls) for link in links.callers.values()] + [len(link.served) for link in links.servers]
-        if any(left):
+        # A server takes a call off its list after the answer was sent, or when it reads that the caller has given up.
+        end = time.monotonic() + 10
+        while any(_under_way(agent)) and time.monotonic() < end:
+            time.sleep(0.01)
+        if any(left := _under_way(agent)):
             found.wrong.append(f"calls are left in the links: {left}")
         after = _settled(before, settle)
         world.barrier(timeout=PATIENCE)

@@ -2,12 +2,16 @@
 
 A lane accepts any number of messages, so the streams limit themselves: a sender has at most a window of bytes that the
 reader has not taken, and the reader reports how many it took.
+
+A rank may open a stream to another after its last one has ended. Streams are numbered, so that bytes of the last one
+which are still on their way are never taken for those of the new one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import struct
 import threading
 from collections import deque
@@ -15,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, NoConnection, ProtocolError
+from ..errors import ChannelClosed, NoConnection, PhalanxError, ProtocolError
 from ..transports.mailbox import Envelope, PendingTransfer, Receive, Sink
 from ..transports.stream import Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
@@ -29,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["LanePort"]
 
 FORTH, BACK = 1, 2
-"""Tags: FORTH of bytes from the rank that opened the stream, BACK of bytes to it."""
+"""Kinds of messages: FORTH has bytes from the rank that opened the stream, BACK has bytes to it."""
 TAKEN = 2
-"""Added to the tag of a stream's bytes: a report of how many their reader took."""
+"""Added to the kind of a stream's bytes: a report of how many their reader took."""
+KINDS = 8
+"""A tag is this times the number of the stream, plus the kind of the message."""
 LONGEST = 256 << 10
 """Bytes of one message."""
 WINDOW = 1 << 20
@@ -50,8 +56,11 @@ class LanePort(LinkPort):
         self._lane = lane
         self._accept = accept
         self._lock = threading.RLock()
-        self._streams: dict[tuple[int, int], LaneStream] = {}
-        """By the member and the tag of the bytes that come from it."""
+        self._numbers = itertools.count()
+        self._opened: dict[int, LaneStream] = {}
+        """The last stream that this rank has opened to each member."""
+        self._accepted: dict[int, LaneStream] = {}
+        """The last stream that each member has opened to this rank."""
         self._closed = False
 
     def start(self) -> None:
@@ -64,7 +73,8 @@ class LanePort(LinkPort):
         with self._lock:
             if self._lane.error is not None:
                 raise self._lane.error
-            stream = self._streams[dst, BACK] = LaneStream(self, dst, sends=FORTH, receives=BACK)
+            stream = LaneStream(self, dst, next(self._numbers), sends=FORTH, receives=BACK)
+            self._opened[dst] = stream
         return stream
 
     def close(self) -> None:
@@ -77,6 +87,12 @@ class LanePort(LinkPort):
         operation = self._lane.start_send(dst, FrameKind.RAW, tag, b"", [data] if data else [], _FOREVER)
         operation.on_done(functools.partial(done, operation))
         self._lane.move_in_background(operation, _FOREVER, _never)
+
+    def send_end(self, dst: int, tag: int) -> None:
+        """Says that a stream has ended, if no connection is needed to say so. From any thread; never waits."""
+        if not self._closed and self._lane.error is None and self._lane.is_open_to(dst):
+            with contextlib.suppress(PhalanxError):  # then all streams have ended
+                self.send(dst, tag, b"", _no_matter)
 
     def _expect(self, src: int) -> None:
         sink = _PieceSink()
@@ -91,26 +107,39 @@ class LanePort(LinkPort):
         if receive.error is not None or self._closed:
             error = receive.error or ChannelClosed(self.members[self._lane.rank], "this agent was closed")
             with self._lock:
-                streams = [self._streams[key] for key in self._streams if key[0] == src]
+                streams = [self._opened.get(src), self._accepted.get(src)]
             for stream in streams:
-                stream.end(StreamEnded(str(error)))
+                if stream is not None:
+                    stream.end(StreamEnded(str(error)))
             return
         assert receive.envelope is not None
         self._deliver(src, receive.envelope.tag, sink.data)
         self._expect(src)
 
     def _deliver(self, src: int, tag: int, data: bytearray) -> None:
-        if tag not in (FORTH, BACK):
-            told = self._streams.get((src, FORTH + BACK + TAKEN - tag))
-            if told is not None and len(data) == _COUNT.size:
-                told.taken(_COUNT.unpack(data)[0])
+        number, kind = divmod(tag, KINDS)
+        if kind == FORTH:
+            self._deliver_forth(src, number, data)
             return
-        fresh = None
+        # Of what this rank sent and the other took, FORTH is the kind of a stream that this rank opened.
+        stream = (self._accepted if kind == BACK + TAKEN else self._opened).get(src)
+        if stream is None or stream.number != number:
+            return  # it was on its way when its stream ended
+        if kind == BACK:
+            stream.deliver(data)
+        elif kind in (FORTH + TAKEN, BACK + TAKEN) and len(data) == _COUNT.size:
+            stream.taken(_COUNT.unpack(data)[0])
+
+    def _deliver_forth(self, src: int, number: int, data: bytearray) -> None:
+        before = fresh = None
         with self._lock:
-            stream = self._streams.get((src, tag))
-            if (stream is None or stream.ended is not None) and tag == FORTH and data:
-                stream = fresh = self._streams[src, FORTH] = LaneStream(self, src, sends=BACK, receives=FORTH)
-        if stream is not None:
+            stream = self._accepted.get(src)
+            if (stream is None or stream.number < number) and data:
+                before = stream
+                stream = fresh = self._accepted[src] = LaneStream(self, src, number, sends=BACK, receives=FORTH)
+        if before is not None:
+            before.end(StreamEnded("the other side has opened a new connection"))
+        if stream is not None and stream.number == number:
             stream.deliver(data)
         if fresh is not None:
             self._accept(src, fresh)
@@ -138,11 +167,14 @@ class LaneStream(Stream):
 
     write_events = Stream.read_events
 
-    def __init__(self, port: LanePort, peer: int, *, sends: int, receives: int) -> None:
+    def __init__(self, port: LanePort, peer: int, number: int, *, sends: int, receives: int) -> None:
         self._port = port
         self._peer = peer
-        self._sends = sends
-        self._receives = receives
+        self.number = number
+        """The number of the stream, which the rank that opened it has given."""
+        self._sends = number * KINDS + sends
+        self._takes = number * KINDS + receives + TAKEN
+        """The tags of its bytes, and of its reports."""
         self._waker = Waker()
         self.fd = self._waker.fd
         self._lock = threading.RLock()
@@ -183,7 +215,7 @@ class LaneStream(Stream):
             told = self._untold if self._untold >= TELL_AFTER else 0
             self._untold -= told
         if told and self.ended is None:
-            self._port.send(self._peer, self._receives + TAKEN, _COUNT.pack(told), _no_matter)
+            self._port.send(self._peer, self._takes, _COUNT.pack(told), _no_matter)
         return count
 
     def send(self, views: Sequence[Buffer]) -> int:
@@ -219,23 +251,29 @@ class LaneStream(Stream):
             self.end(StreamEnded("the connection was closed by the other side", clean=True))
             return
         with self._lock:
-            self._came.append(memoryview(data))
+            if self.ended is None:
+                self._came.append(memoryview(data))
         self._waker.set()
 
-    def end(self, ended: StreamEnded) -> None:
-        """Ends the stream; what has come can still be read."""
+    def end(self, ended: StreamEnded) -> bool:
+        """Ends the stream; what has come can still be read. False if it had ended before."""
         with self._lock:
-            if self.ended is None:
+            first = self.ended is None
+            if first:
                 self.ended = ended
         self._waker.set()
+        return first
 
     def close(self) -> None:
-        if self.ended is None:
-            self.end(StreamEnded("the connection was closed on this side"))
-            self._port.send(self._peer, self._sends, b"", _no_matter)
+        self._end_both("the connection was closed on this side")
 
     def sever(self) -> None:
-        self.end(StreamEnded("the connection was reset"))
+        self._end_both("the connection was reset")
+
+    def _end_both(self, why: str) -> None:
+        """Ends the stream here and at the other side, which has no other way to know."""
+        if self.end(StreamEnded(why)):
+            self._port.send_end(self._peer, self._sends)
 
     def abandon(self) -> None:
         self.ended = StreamEnded("this process was forked")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import logging
@@ -214,45 +213,44 @@ def memory_dir(env: Mapping[str, str] | None = None) -> Path:
     """
     chosen = VariableReader(env).text("PHALANX_SLATE_DIR")
     if chosen is not None:
-        return _private_folder(Path(chosen))
+        folder = Path(chosen)
+        fault = _make_passing(folder)
+        if fault is not None:
+            raise ConfigError(f"PHALANX_SLATE_DIR={folder} cannot hold private files: {fault}")
+        return folder
     parent = Path(SHARED_MEMORY)
     folder = parent / f"phalanx-{os.geteuid()}"
     try:
         may_make = os.access(parent, os.W_OK | os.X_OK) and bool(parent.stat().st_mode & stat.S_ISVTX)
-        for _ in range(_VANISHES if may_make else 0):
-            # Whoever takes the last file out of the folder removes it: it may vanish between any two looks at it.
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            fault = _unfit(folder)
-            if fault is None:
-                return folder
-            if fault != os.strerror(errno.ENOENT):
-                break
     except OSError:
-        pass
+        may_make = False
+    if may_make and _make_passing(folder) is None:
+        return folder
     folder = runtime_dir(env) / "phalanx-slates"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {folder} for private files: {error.strerror}{_WAY_OUT}") from error
+    fault = _make_passing(folder)
+    if fault is not None:
+        raise ConfigError(f"cannot make {folder} for private files: {fault}{_WAY_OUT}")
     return folder
 
 
-def _private_folder(folder: Path) -> Path:
-    """Makes a folder that the user has chosen; one that is there must be this user's alone."""
+def _make_passing(folder: Path) -> str | None:
+    """Makes a folder that goes with its last file; the reason why it cannot hold private files, or None if it can.
+
+    Any process of this user that takes the last file out removes the folder: it may vanish between any two looks at it.
+    """
     fault: str | None = None
-    for _ in range(_VANISHES):  # see above
+    for _ in range(_VANISHES):
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            # Not with `exist_ok`: that looks whether it is a folder, and raises if it has vanished by then.
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
         except OSError as error:
-            fault = error.strerror
-            break
+            return error.strerror
         fault = _unfit(folder)
         if fault != os.strerror(errno.ENOENT):
             break
-    if fault is not None:
-        raise ConfigError(f"PHALANX_SLATE_DIR={folder} cannot hold private files: {fault}")
-    return folder
+    return fault
 
 
 def is_watched(env: Mapping[str, str] | None = None) -> bool:
@@ -298,6 +296,15 @@ def _unfit(folder: Path) -> str | None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         return f"its mode is {mode:04o}, which lets other users in (expected 0700)"
-    if mode & 0o700 != 0o700 or not os.access(folder, os.W_OK | os.X_OK):
-        return f"this user cannot write to it (mode {mode:04o}, expected 0700)"
-    return None
+    if mode & 0o700 == 0o700:
+        try:
+            # By a descriptor: of a path that has vanished since, `access` would say that it cannot be written to.
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            return error.strerror or "it cannot be read"
+        try:
+            if os.access(".", os.W_OK | os.X_OK, dir_fd=opened):
+                return None
+        finally:
+            os.close(opened)
+    return f"this user cannot write to it (mode {mode:04o}, expected 0700)"

@@ -53,6 +53,9 @@ class ServedCall:
 
     # Defaults of the class, not set for each call: only a few kinds of calls change them.
     context: CallContext | None = None
+    _given_up = False
+    """Whether `cancel` was called. Set before it looks for the context, and read once there is one: the call may be
+    cancelled just after a thread has taken its request."""
     _entered_at = 0.0
     """When the handler was entered: then an exception is its own."""
     _counted = False
@@ -101,6 +104,8 @@ class ServedCall:
             name, target, seconds, args, kwargs = fields
             ends = self.arrived_at + seconds
             self.context = context = CallContext(link.peer, name, ends, seconds)
+            if self._given_up:
+                return
             now = time.monotonic()
             if now >= ends:
                 self._done()
@@ -225,6 +230,7 @@ class ServedCall:
         self._done()
         if self._take() is not None:
             return
+        self._given_up = True
         if self.context is not None:
             self.context._cancel()
         if self._flow is None:
