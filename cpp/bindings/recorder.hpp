@@ -32,6 +32,7 @@ struct Record {
     std::uint64_t bytes = 0;
     std::int64_t began_ns = 0;
     std::int64_t ended_ns = 0;  // 0 while it runs
+    bool failed = false;        // it ended by an error
     SlateWriter::Place place{};  // on the slate
 };
 
@@ -61,6 +62,7 @@ public:
 
     void end(Record& record, std::int64_t now, bool failed = false) {
         record.ended_ns = now;
+        record.failed = failed;
         if (slate_ != nullptr) slate_->end(record.place, now, failed);
     }
 
@@ -70,7 +72,7 @@ public:
     }
 
     // Collectives, then messages, each with the oldest first: (verb, rank, op, tag, dtype, shape, sequence, fingerprint, site,
-    // began, ended) with times in seconds, ended 0 while it runs.
+    // began, ended, failed) with times in seconds, ended 0 while it runs.
     nb::list records() const {
         nb::list found;
         add_to(found, collectives_);
@@ -96,6 +98,7 @@ private:
         record.sequence = record.fingerprint = record.bytes = 0;
         record.began_ns = monotonic_ns();
         record.ended_ns = 0;
+        record.failed = false;
         return record;
     }
 
@@ -107,7 +110,7 @@ private:
             for (int d = 0; d < r.dims; ++d) lengths.append(r.shape[static_cast<std::size_t>(d)]);
             const nb::tuple shape(lengths);
             found.append(nb::make_tuple(r.verb, r.rank, r.op, r.tag, r.dtype, shape, r.sequence, r.fingerprint, r.site,
-                                        static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9));
+                                        static_cast<double>(r.began_ns) * 1e-9, static_cast<double>(r.ended_ns) * 1e-9, r.failed));
         }
     }
 

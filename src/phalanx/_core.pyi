@@ -53,7 +53,9 @@ class SlateWriter:
 class Recorder:
     sequence: int
     def __init__(self, slate: SlateWriter | None = None, group: int = 0) -> None: ...
-    def records(self) -> list[tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]]: ...
+    def records(
+        self,
+    ) -> list[tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float, bool]]: ...
 
 def time_movement(
     size: int, reads: int, writes: int, in_place: bool, mover: int, threads: int, rounds: int, budget: float

@@ -169,4 +169,4 @@ def test_the_journal_knows_of_quick_messages(quick: Quick) -> None:
     quick.recv(np.zeros(3), tag=4)
     found = [(record[0], record[1], record[3]) for record in quick.recorder.records()]
     assert found == [("send", 0, 4), ("recv", 0, 4)]
-    assert all(record[-2] <= record[-1] for record in quick.recorder.records())  # when it began and ended
+    assert all(record[-3] <= record[-2] for record in quick.recorder.records())  # when it began and ended

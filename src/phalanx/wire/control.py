@@ -106,6 +106,8 @@ class OperationStatus(msgspec.Struct, frozen=True, array_like=True):
     """Since it began (running) or ended."""
     at: str = ""
     """Where the program is, if no operation runs."""
+    failed: bool = False
+    """Whether it ended by an error."""
 
 
 class Join(Struct, frozen=True):

@@ -49,6 +49,13 @@ def test_an_operation_that_has_ended() -> None:
     assert re.search(r"s ago; it is at test_journal.py:\d+ in test_an_operation_that_has_ended$", describe(status))
 
 
+def test_an_operation_that_has_failed() -> None:
+    journal = Journal()
+    journal.begin("recv(src=0)").end(failed=True)
+    assert describe(journal.status()).startswith("is in no operation; its recv(src=0) at test_journal.py:")
+    assert " failed 0.0 s ago; it is at " in describe(journal.status())
+
+
 def test_the_oldest_that_runs_is_told_else_the_last_that_ended() -> None:
     journal = Journal()
     first, second, third = (journal.begin(name) for name in ("first", "second", "third"))

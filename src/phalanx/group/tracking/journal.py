@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...slate.writing import OperationPlace
     from .call_site import CallSite
 
-    Record = tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float]
+    Record = tuple[str, int, str, int, int, tuple[int, ...], int, int, CallSite, float, float, bool]
 
 __all__ = ["Entry", "Journal", "describe"]
 
@@ -43,7 +43,8 @@ class Entry:
     """
 
     __slots__ = (
-        "_call", "_message", "_notes", "_operation", "_place", "began", "caller", "ended", "fingerprint", "sequence",
+        "_call", "_message", "_notes", "_operation", "_place", "began", "caller", "ended", "failed", "fingerprint",
+        "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -65,12 +66,13 @@ class Entry:
         """The fingerprint of a collective that has begun to run."""
         self.began = time.monotonic()
         self.ended: float | None = None
+        self.failed = False
         self.caller = caller
 
     @classmethod
     def of_record(cls, record: Record) -> Entry:
         """The entry of an operation that a fast path has recorded."""
-        verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended = record
+        verb, rank, op, tag, dtype, shape, sequence, fingerprint, caller, began, ended, failed = record
         root = rank if rank >= 0 else None
         if sequence:
             name = dtype_name_of_code(dtype) if dtype >= 0 else ""
@@ -78,7 +80,7 @@ class Entry:
         else:
             entry = cls(name_of_call(verb, root, op, tag=tag), 0, caller)
         entry.fingerprint = fingerprint
-        entry.began, entry.ended = began, ended or None
+        entry.began, entry.ended, entry.failed = began, ended or None, failed
         return entry
 
     @property
@@ -136,6 +138,7 @@ class Entry:
         Args:
             failed: It did not come to its end.
         """
+        self.failed = failed
         self.ended = time.monotonic()
         self.show_message()
         if self._notes is not None:
@@ -217,7 +220,13 @@ class Journal:
         if asked is not None:
             since = asked.began if asked.ended is None else asked.ended
             return OperationStatus(
-                asked.full_name, sequence, asked.fingerprint, asked.site, asked.ended is None, now - since
+                asked.full_name,
+                sequence,
+                asked.fingerprint,
+                asked.site,
+                asked.ended is None,
+                now - since,
+                failed=asked.failed,
             )
         last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
         number, fingerprint = (last_begun.sequence, last_begun.fingerprint) if last_begun is not None else (0, 0)
@@ -228,7 +237,9 @@ class Journal:
             return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
         seconds = now - (last.ended or now)
-        return OperationStatus(last.full_name, number, fingerprint, last.site, False, seconds, whereabouts())
+        return OperationStatus(
+            last.full_name, number, fingerprint, last.site, False, seconds, whereabouts(), last.failed
+        )
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
@@ -257,4 +268,6 @@ def describe(status: OperationStatus | None) -> str:
         return f"has not called any operation of this group{at}"
     if status.running:
         return f"is in {status.operation} at {status.site} for {status.seconds:.1f} s"
-    return f"is in no operation; it finished {status.operation} at {status.site} {status.seconds:.1f} s ago{at}"
+    what = f"{status.operation} at {status.site}"
+    ended = f"its {what} failed" if status.failed else f"it finished {what}"
+    return f"is in no operation; {ended} {status.seconds:.1f} s ago{at}"
