@@ -2,9 +2,9 @@
 // copies less in a second than the memory could give.
 //
 // They are made when they are first needed, sleep while there is nothing to do (or look for more a moment longer, if work came
-// soon after other work of late), and end with the crew. Whoever has the work
-// does it, too, and waits for nobody who has not begun: a helper that gets no core costs nothing. Helpers compute as the one
-// whom they help: with its rounding, and its way with denormal numbers.
+// soon after other work of late), and end with the crew. Whoever has the work does it, too, and waits for nobody who has not
+// begun: a helper that gets no core costs nothing. Helpers compute as the one whom they help: with its rounding, and its way
+// with denormal numbers.
 #pragma once
 
 #include <pthread.h>
@@ -32,7 +32,6 @@ namespace phalanx {
 class Crew {
 public:
     static constexpr int largest = 16;
-    static constexpr std::size_t few = 3;
 
     explicit Crew(int helpers) noexcept : most_(std::clamp(helpers, 0, largest)), trusted_(most_) {}
     ~Crew() {
@@ -87,6 +86,7 @@ public:
     }
 
 private:
+    static constexpr std::size_t few = 3;
     // Who waited longer for a helper to finish its piece, and longer than a part of what its own took, calls half as many the next
     // time: others want the cores. If it was one, none, and if that goes on, twice as often as the time before, up to so many
     // times. After so many times without a wait, it calls twice as many again.
