@@ -45,7 +45,8 @@ __all__ = [
     "widened",
 ]
 
-# The positions are the codes of cpp/phalanx/reduce.hpp. A change of them changes ABI there and here.
+# The positions are the codes of cpp/phalanx/reduce.hpp. A change of them, or of what the core returns, changes ABI
+# there and here.
 _ABI: Final = 11
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
