@@ -1,9 +1,9 @@
 // A ring of bytes in shared memory: one process writes, another reads, nobody locks.
 //
-// Each side counts the bytes that it has ever moved and publishes the count after the bytes themselves. What it reads of
-// the other side's count is checked before use: a peer that writes nonsense there is told from, and cannot lead us
-// outside the ring. A side that finds nothing to do sleeps either on its bell (a futex) or in poll() on the socket that
-// belongs to the channel; whoever moves bytes wakes it in the way that it asked for.
+// Each side counts the bytes that it has ever moved and publishes the count after the bytes themselves, or a few bytes together
+// with it. What it reads of the other side's count is checked before use: a peer that writes nonsense there is told from, and
+// cannot lead us outside the ring. A side that finds nothing to do sleeps either on its bell (a futex) or in poll() on the
+// socket that belongs to the channel; whoever moves bytes wakes it in the way that it asked for.
 #pragma once
 
 #include <sys/socket.h>
@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "phalanx/peer_memory.hpp"
@@ -35,8 +36,49 @@ struct alignas(64) RingSide {
 // What one side has moved, and on which core it was then (0: unknown, else one more).
 struct RingCount {
     Shared<std::uint64_t> bytes{0};
-    Shared<int> core{0};
+    Shared<std::uint16_t> core{0};
+    Shared<std::uint16_t> beside{0};      // of the writer: so many of its last bytes lie beside its count,
+    Shared<std::uint32_t> beside_end{0};  // which had these low bits then; 0: none do
 };
+
+// How much the writer has written, and the last bytes of it if it has shown few at once: who waits for them gets them together
+// with the count, and does not have to fetch one line of the cache after the other. When the writer goes on, they lie in the
+// ring, too.
+class alignas(128) RingFront {
+public:
+#if defined(__x86_64__)
+    static constexpr std::size_t most_beside = 112;  // to the end of the second line, which comes along with the first
+#else
+    static constexpr std::size_t most_beside = 48;  // to the end of the line
+#endif
+    using Words = std::array<std::uint64_t, most_beside / sizeof(std::uint64_t)>;
+
+    RingCount count;
+
+    // Before the count is stored that ends with these bytes. Only if its low bits are not 0.
+    void set(const Words& words, std::size_t bytes, std::uint64_t end) noexcept {
+        clear();
+        std::atomic_thread_fence(std::memory_order_release);  // who finds a new word finds the old ones gone
+        for (std::size_t i = 0; i * sizeof(words[0]) < bytes; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+        count.beside.store(static_cast<std::uint16_t>(bytes), std::memory_order_relaxed);
+        count.beside_end.store(static_cast<std::uint32_t>(end), std::memory_order_relaxed);
+    }
+    void clear() noexcept { count.beside_end.store(0, std::memory_order_release); }
+
+    // How many of the bytes that end at this count are here, and which. If none are, all lie in the ring.
+    std::size_t get(Words& words, std::uint64_t end) const noexcept {
+        const auto stands = [&] { return count.beside_end.load(std::memory_order_acquire) == static_cast<std::uint32_t>(end); };
+        if (!stands()) return 0;
+        const std::size_t bytes = std::min<std::size_t>(count.beside.load(std::memory_order_relaxed), most_beside);
+        for (std::size_t i = 0; i * sizeof(words[0]) < bytes; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_acquire);
+        return stands() ? bytes : 0;
+    }
+
+private:
+    std::array<Shared<std::uint64_t>, std::tuple_size_v<Words>> words_{};
+};
+static_assert(sizeof(RingCount) + RingFront::most_beside <= sizeof(RingFront) && sizeof(RingFront) == 128);
 
 // What comes before the bytes of a payload, or in their place (lending.hpp).
 struct PayloadPart {
@@ -75,7 +117,7 @@ struct RingControl {
     std::uint8_t nonce[16]{};
     std::uint64_t size = 0;
     Shared<std::uint32_t> accepted{0};
-    alignas(64) RingCount written;
+    RingFront written;
     alignas(64) RingCount read;
     RingSide reader;
     RingSide writer;
@@ -91,15 +133,15 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 class RingHalf {
 public:
     RingHalf(void* memory, std::size_t size, int socket, RingSide RingControl::*mine, RingSide RingControl::*other,
-             RingCount RingControl::*moved, RingCount RingControl::*others)
-        : control_(*static_cast<RingControl*>(memory)),
+             RingCount& moved, const RingCount& others)
+        : control_(control_of(memory)),
           data_(static_cast<std::byte*>(memory) + ring_control_bytes),
           size_(size),
           socket_(socket),
           mine_(control_.*mine),
           other_(control_.*other),
-          moved_(control_.*moved),
-          others_(control_.*others) {}
+          moved_(moved),
+          others_(others) {}
 
     RingControl& control() noexcept { return control_; }
     Bell& bell() noexcept { return mine_.bell; }
@@ -114,7 +156,7 @@ public:
     std::pair<std::uint64_t, std::uint64_t> broken_counts() const noexcept { return {broken_read_, broken_written_}; }
 
     // Whether the other side was last seen on the core that this thread runs on.
-    bool shares_core() const noexcept { return others_.core.load(std::memory_order_relaxed) == sched_getcpu() + 1; }
+    bool shares_core() const noexcept { return others_.core.load(std::memory_order_relaxed) == this_core(); }
 
     // Before a wait: two that share a core while others are free would take turns there.
     void part() noexcept {
@@ -159,6 +201,8 @@ public:
     }
 
 protected:
+    static RingControl& control_of(void* memory) noexcept { return *static_cast<RingControl*>(memory); }
+
     std::byte* at(std::uint64_t position) const noexcept { return data_ + (position & (size_ - 1)); }
     std::size_t until_wrap(std::uint64_t position) const noexcept { return size_ - (position & (size_ - 1)); }
 
@@ -177,7 +221,8 @@ protected:
     std::uint64_t broken_read_ = 0;
     std::uint64_t broken_written_ = 0;
 
-    void show_core() noexcept { moved_.core.store(sched_getcpu() + 1, std::memory_order_relaxed); }
+    void show_core() noexcept { moved_.core.store(this_core(), std::memory_order_relaxed); }
+    static std::uint16_t this_core() noexcept { return static_cast<std::uint16_t>(sched_getcpu() + 1); }
 
     void show(std::uint64_t bytes) noexcept {
         show_core();
@@ -196,7 +241,8 @@ protected:
 class RingWriter : public RingHalf {
 public:
     RingWriter(void* memory, std::size_t size, int socket)
-        : RingHalf(memory, size, socket, &RingControl::writer, &RingControl::reader, &RingControl::written, &RingControl::read) {}
+        : RingHalf(memory, size, socket, &RingControl::writer, &RingControl::reader, control_of(memory).written.count,
+                   control_of(memory).read) {}
 
     // Bytes that fit now. The other side's count is looked up only if fewer than `wanted` are known to fit.
     std::size_t room(std::size_t wanted) noexcept {
@@ -210,50 +256,93 @@ public:
 
     // At most `room` bytes. Seen by the reader after `publish`.
     void put(const void* from, std::size_t count) noexcept {
-        const std::size_t first = std::min(count, until_wrap(written_));
-        jitter::copy(at(written_), from, first);
-        if (first < count) jitter::copy(data_, static_cast<const std::byte*>(from) + first, count - first);
+        if (is_staged() && count <= RingFront::most_beside && staged_ <= RingFront::most_beside - count) {
+            std::memcpy(reinterpret_cast<std::byte*>(staging_.data()) + staged_, from, count);
+            staged_ += count;
+        } else {
+            copy_staged();
+            copy_in(written_, from, count);
+        }
         written_ += count;
     }
 
-    void publish() noexcept { show(written_); }
+    void publish() noexcept {
+        const bool beside = staged_ != 0 && is_staged() && static_cast<std::uint32_t>(written_) != 0;
+        if (beside) {
+            control_.written.set(staging_, staged_, written_);
+        } else {
+            copy_staged();
+            if (was_beside_) control_.written.clear();
+        }
+        was_beside_ = beside;
+        show(written_);
+        // After the reader has seen them: it does not wait for this.
+        copy_staged();
+        shown_ = written_;
+    }
 
     // Where this side is: bytes that it has written.
     std::uint64_t position() const noexcept { return written_; }
+
+private:
+    // Whether all that was written since it was shown last is staged.
+    bool is_staged() const noexcept { return staged_ == written_ - shown_; }
+
+    void copy_in(std::uint64_t position, const void* from, std::size_t count) noexcept {
+        const std::size_t first = std::min(count, until_wrap(position));
+        jitter::copy(at(position), from, first);
+        if (first < count) jitter::copy(data_, static_cast<const std::byte*>(from) + first, count - first);
+    }
+
+    void copy_staged() noexcept {
+        if (staged_ == 0) return;
+        copy_in(shown_, staging_.data(), staged_);
+        staged_ = 0;
+    }
+
+    RingFront::Words staging_;
+    std::size_t staged_ = 0;    // bytes
+    std::uint64_t shown_ = 0;   // what the reader has been shown
+    bool was_beside_ = false;   // the last ones lie beside the count
 };
 
 class RingReader : public RingHalf {
 public:
     RingReader(void* memory, std::size_t size, int socket)
-        : RingHalf(memory, size, socket, &RingControl::reader, &RingControl::writer, &RingControl::read, &RingControl::written) {}
+        : RingHalf(memory, size, socket, &RingControl::reader, &RingControl::writer, control_of(memory).read,
+                   control_of(memory).written.count) {}
 
     // Bytes that are there. The other side's count is looked up only if fewer than `wanted` are known.
     std::size_t available(std::size_t wanted) noexcept {
         if (written_ - read_ < wanted) {
-            const std::uint64_t seen = control_.written.bytes.load(std::memory_order_acquire);
+            const std::uint64_t seen = control_.written.count.bytes.load(std::memory_order_acquire);
             if (seen - read_ > size_ || seen - read_ < written_ - read_) refuse_counts(read_, seen);
-            if (!broken_) written_ = seen;
+            if (!broken_ && seen != written_) {
+                beside_ = control_.written.get(last_, seen);
+                written_ = seen;
+            }
         }
         return broken_ ? 0 : written_ - read_;
     }
 
     // Whether there is something to read, without a change to this side: another thread may be reading just now.
     bool has_bytes() const noexcept {
-        return control_.written.bytes.load(std::memory_order_acquire) != control_.read.bytes.load(std::memory_order_relaxed);
+        return control_.written.count.bytes.load(std::memory_order_acquire) != control_.read.bytes.load(std::memory_order_relaxed);
     }
 
     // Of the bytes that are available: `count` of them from `offset` on, which stay.
     void peek(void* to, std::size_t count, std::size_t offset = 0) const noexcept {
-        const std::uint64_t from = read_ + offset;
-        const std::size_t first = std::min(count, until_wrap(from));
-        jitter::copy(to, at(from), first);
-        if (first < count) jitter::copy(static_cast<std::byte*>(to) + first, data_, count - first);
+        each_piece(read_ + offset, count, [&](const std::byte* piece, std::size_t done, std::size_t size) {
+            jitter::copy(static_cast<std::byte*>(to) + done, piece, size);
+        });
     }
 
     bool begins_with(const void* bytes, std::size_t count) const noexcept {
-        const std::size_t first = std::min(count, until_wrap(read_));
-        const auto* rest = static_cast<const std::byte*>(bytes) + first;
-        return std::memcmp(at(read_), bytes, first) == 0 && std::memcmp(data_, rest, count - first) == 0;
+        bool same = true;
+        each_piece(read_, count, [&](const std::byte* piece, std::size_t done, std::size_t size) {
+            same = same && std::memcmp(piece, static_cast<const std::byte*>(bytes) + done, size) == 0;
+        });
+        return same;
     }
 
     // Where this side is: bytes that it has read.
@@ -265,6 +354,21 @@ public:
     void skip(std::size_t count) noexcept { read_ += count; }
 
     void publish() noexcept { show(read_); }
+
+private:
+    // `use(piece, done, size)` for each piece of memory in which these bytes lie: in the ring, at its beginning, beside the count.
+    template <class Use>
+    void each_piece(std::uint64_t from, std::size_t count, Use use) const noexcept {
+        const std::uint64_t last = written_ - beside_;
+        const std::size_t in_ring = from < last ? std::min<std::size_t>(count, last - from) : 0;
+        const std::size_t first = std::min(in_ring, until_wrap(from));
+        if (first > 0) use(at(from), 0, first);
+        if (first < in_ring) use(data_, first, in_ring - first);
+        if (in_ring < count) use(reinterpret_cast<const std::byte*>(last_.data()) + (from + in_ring - last), in_ring, count - in_ring);
+    }
+
+    RingFront::Words last_{};
+    std::size_t beside_ = 0;  // so many bytes of it are the last ones of what is known to be written
 };
 
 }  // namespace phalanx

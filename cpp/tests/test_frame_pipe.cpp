@@ -298,7 +298,7 @@ void nonsense_in_the_word_of_a_loan_is_refused() {
     Connection connection(true);
     End mine(connection, 0, {.pid = getpid(), .helpers = 0, .lends = true});
     std::thread sender([&] { send_loan(mine, payload, 20 * second); });
-    while (mine.out.control().written.bytes.load() < sizeof(CallHeader) + 3 + sizeof(PayloadPart)) std::this_thread::yield();
+    while (mine.out.control().written.count.bytes.load() < sizeof(CallHeader) + 3 + sizeof(PayloadPart)) std::this_thread::yield();
     mine.out.control().loan.store(Loan::open(1) + long_array + 1);
     mine.out.bell().wake();
     sender.join();
@@ -318,7 +318,7 @@ void what_comes_beside_rings_is_refused() {
 void nonsense_in_the_counters_is_refused() {
     Connection connection(true);
     End mine(connection, 0);
-    mine.in.control().written.bytes.store(1 << 30);
+    mine.in.control().written.count.bytes.store(1 << 30);
     CHECK(!mine.pipe.receive(mine.rings, 0));
     CHECK(mine.pipe.ended() == pipe_broken);
 }

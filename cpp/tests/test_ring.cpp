@@ -231,7 +231,7 @@ void nonsense_is_not_followed() {
     for (const std::uint64_t value : values) {
         Shared shared(4096);
         RingReader reader = shared.reader();
-        shared.control().written.bytes.store(value);
+        shared.control().written.count.bytes.store(value);
         CHECK(reader.available(1) == 0 && reader.broken());
         std::byte got[8];
         std::size_t done = 0;
@@ -250,11 +250,89 @@ void nonsense_is_not_followed() {
     // Back to what was already read.
     Shared shared(4096);
     RingReader reader = shared.reader();
-    shared.control().written.bytes.store(100);
+    shared.control().written.count.bytes.store(100);
     CHECK(reader.available(100) == 100);
     reader.skip(60);
-    shared.control().written.bytes.store(50);
+    shared.control().written.count.bytes.store(50);
     CHECK(reader.available(50) == 0 && reader.broken());
+}
+
+void few_bytes_lie_beside_the_count() {
+    Shared shared(4096);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    std::byte* const ring = static_cast<std::byte*>(shared.memory) + ring_control_bytes;
+    const auto got = [&](std::size_t size) {
+        std::vector<std::byte> bytes(size);
+        reader.peek(bytes.data(), size);
+        reader.skip(size);
+        return bytes;
+    };
+    const auto first = pattern(40, 1), second_ = pattern(RingFront::most_beside, 2), third = pattern(RingFront::most_beside + 1, 3);
+    const auto send = [&](const std::vector<std::byte>& bytes) {
+        writer.put(bytes.data(), 7);
+        writer.put(bytes.data() + 7, bytes.size() - 7);
+        writer.publish();
+    };
+    // Before they lie in the ring.
+    send(first);
+    std::memset(ring, 0xee, first.size());
+    CHECK(reader.available(1) == first.size() && got(first.size()) == first);
+    // Two of them: those of the first lie in the ring when the second is written.
+    send(first);
+    send(second_);
+    CHECK(reader.available(1) == first.size() + second_.size());
+    CHECK(got(first.size() + 9) == [&] {
+        auto both = first;
+        both.insert(both.end(), second_.begin(), second_.begin() + 9);
+        return both;
+    }());
+    CHECK(got(second_.size() - 9) == std::vector(second_.begin() + 9, second_.end()));
+    // One that is known, and then one more: what was beside the count is not any more.
+    send(first);
+    CHECK(reader.available(1) == first.size());
+    send(second_);
+    CHECK(reader.available(first.size() + 1) == first.size() + second_.size());
+    CHECK(got(first.size()) == first && got(second_.size()) == second_);
+    // Too many for it.
+    send(third);
+    CHECK(shared.control().written.count.beside_end.load() == 0);
+    CHECK(reader.available(1) == third.size() && got(third.size()) == third);
+    // A number that cannot be leads nowhere.
+    send(first);
+    shared.control().written.count.beside.store(0xffff);
+    CHECK(reader.available(1) == first.size());
+    got(first.size());
+    CHECK(!reader.broken());
+}
+
+// Short ones only, with a reader that looks at any time.
+void few_bytes_between_threads() {
+    constexpr int messages = 20'000;
+    Shared shared(1024);
+    std::thread other([&] {
+        RingReader ring = shared.reader();
+        std::mt19937 random(5);
+        for (int i = 0; i < messages; ++i) {
+            std::vector<std::byte> bytes(1 + static_cast<unsigned>(i) % 130);
+            for (unsigned idle = random() % 64; idle > 0; --idle) relax();
+            CHECK(await_bytes(ring, 1, Patience{100, 5}, within(20 * second)) == Outcome::done);
+            CHECK(ring.available(bytes.size()) >= bytes.size());
+            ring.peek(bytes.data(), bytes.size());
+            CHECK(bytes == pattern(bytes.size(), static_cast<unsigned>(i)));
+            ring.skip(bytes.size());
+            ring.publish();
+        }
+    });
+    RingWriter ring = shared.writer();
+    for (int i = 0; i < messages; ++i) {
+        const auto bytes = pattern(1 + static_cast<unsigned>(i) % 130, static_cast<unsigned>(i));
+        if (ring.room(bytes.size()) < bytes.size())
+            CHECK(await_room(ring, bytes.size(), Patience{100, 5}, within(20 * second)) == Outcome::done);
+        ring.put(bytes.data(), bytes.size());
+        ring.publish();
+    }
+    other.join();
 }
 
 void heads_are_messagepack() {
@@ -388,7 +466,9 @@ int main() {
     closing_wakes_the_other_side();
     a_poller_gets_one_byte();
     nonsense_is_not_followed();
+    few_bytes_lie_beside_the_count();
     heads_are_messagepack();
+    few_bytes_between_threads();
     between_threads();
     between_processes();
     lent_messages();
