@@ -166,7 +166,8 @@ private:
         }
         if (ring.room(head.size()) < head.size() || ring.other_closed()) return waited(nb::none(), message);
         ring.put(head.data(), head.size());
-        std::size_t done = std::min({size, ring.room(size), worth_releasing});
+        // What may be lent goes as a whole: a part of it in the ring would be copied twice, before the rest.
+        std::size_t done = route.mapped->loans.may_lend(size) ? 0 : std::min({size, ring.room(size), worth_releasing});
         ring.put(data, done);
         ring.publish();
         if (done < size) {

@@ -55,7 +55,7 @@ constexpr int post_part = 2;
 class Pipe {
 public:
     Pipe(int socket, nb::object in, nb::object out, std::size_t read_ahead, std::uint64_t lend_from, double lend_for, int pid,
-         int helpers)
+         SharedCrew* crew, int helpers)
         : in_object_(std::move(in)),
           out_object_(std::move(out)),
           in_(in_object_.is_none() ? nullptr : nb::cast<RingIn*>(in_object_)),
@@ -63,7 +63,7 @@ public:
           socket_(socket),
           lend_from_(lend_from),
           lend_for_ns_(to_ns(lend_for)),
-          pipe_(socket, read_ahead, {.pid = pid, .helpers = helpers, .lends = lend_from != 0}) {}
+          pipe_(socket, read_ahead, {.pid = pid, .crew = crew, .helpers = helpers, .lends = lend_from != 0}) {}
 
     int ended() const noexcept { return pipe_.ended(); }
     RingIn* ring() const noexcept { return in_; }
@@ -624,9 +624,9 @@ private:
 
 void phalanx::bind_frame_pipe(nb::module_& m) {
     nb::class_<Pipe>(m, "FramePipe", "Frames of remote calls; see cpp/phalanx/frame_pipe.hpp.")
-        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, double, int, int>(), nb::arg("socket"),
+        .def(nb::init<int, nb::object, nb::object, std::size_t, std::uint64_t, double, int, SharedCrew*, int>(), nb::arg("socket"),
              nb::arg("inbound").none(), nb::arg("outbound").none(), nb::arg("read_ahead"), nb::arg("lend_from") = 0,
-             nb::arg("lend_for") = 0.0, nb::arg("pid") = 0, nb::arg("helpers") = 0)
+             nb::arg("lend_for") = 0.0, nb::arg("pid") = 0, nb::arg("crew") = nb::none(), nb::arg("helpers") = 0, nb::keep_alive<1, 9>())
         .def_prop_ro("ended", &Pipe::ended)
         .def_prop_ro("ahead", &Pipe::ahead)
         .def_prop_ro("written", &Pipe::written)

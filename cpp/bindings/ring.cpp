@@ -99,6 +99,9 @@ auto bind_half(nb::module_& m, const char* name, const char* words) {
 
 void phalanx::bind_ring(nb::module_& m) {
     m.attr("RING_CONTROL_BYTES") = ring_control_bytes;
+    nb::class_<SharedCrew>(m, "Crew", "Threads that help those who read what others lend; see cpp/phalanx/shared_crew.hpp.")
+        .def(nb::init<int>(), nb::arg("helpers"))
+        .def("dismiss", &SharedCrew::dismiss);
     bind_half<RingOut>(m, "RingOut", "The writing side of a ring; see cpp/phalanx/ring.hpp.")
         .def("__init__",
              [](RingOut* self, int memory, std::size_t size, int socket, const nb::bytes& nonce) {
@@ -118,8 +121,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def_prop_ro("pending", [](RingIn& r) {
             return r.half() != nullptr && (r.half()->has_bytes() || MessageBorrower::stands(*r.half()));
         })
-        .def("borrow_from", [](RingIn& r, int pid, int helpers) { r.loans.borrow_from(pid, helpers); }, nb::arg("pid"),
-             nb::arg("helpers"))
+        .def("borrow_from", [](RingIn& r, int pid, SharedCrew& crew, int helpers) { r.loans.borrow_from(pid, &crew, helpers); },
+             nb::arg("pid"), nb::arg("crew"), nb::arg("helpers"), nb::keep_alive<1, 3>())
         .def_rw("resting", &RingIn::resting)
         .def("read_into", &read_into, nb::arg("view"));
     nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that fast messages give way to.")

@@ -53,6 +53,13 @@ public:
         const std::size_t soon = std::min(2 * bytes / worth - 1, few);
         return static_cast<int>(std::min(std::max(soon, bytes / worth - 1), static_cast<std::size_t>(most_)));
     }
+    // How long the pieces of so many bytes are for so many of them: short enough for all to be done at about the same time, and not
+    // too short for the kernel.
+    static std::size_t piece_of(std::size_t bytes, int helpers, std::size_t worth) noexcept {
+        const std::size_t shortest = worth / 8;
+        const std::size_t each = std::clamp(bytes / (8 * (static_cast<std::size_t>(helpers) + 1)), shortest, 4 * shortest);
+        return (each + 63) / 64 * 64;
+    }
 
     // Lets the threads end, also while one has work for them, which then does the rest alone. There will be no others.
     void dismiss() noexcept {

@@ -116,16 +116,18 @@ private:
 
 class FramePipe {
 public:
-    // `lends`: long payloads are read where they lie, here by so many threads more. The process at the other end is `pid`.
+    // `lends`: long payloads are read where they lie, here with so many of the crew, which must outlive the pipe. The process at
+    // the other end is `pid`.
     struct Lending {
         pid_t pid = 0;
+        SharedCrew* crew = nullptr;
         int helpers = 0;
         bool lends = false;
     };
 
     FramePipe(int socket, std::size_t read_ahead) : FramePipe(socket, read_ahead, Lending{}) {}
     FramePipe(int socket, std::size_t read_ahead, const Lending& lending)
-        : socket_(socket), core_(socket), lends_(lending.lends), borrower_(lending.pid, lending.helpers), buffer_(read_ahead) {}
+        : socket_(socket), core_(socket), lends_(lending.lends), borrower_(lending.pid, lending.crew, lending.helpers), buffer_(read_ahead) {}
 
     int ended() const noexcept { return ended_; }  // 0 as long as it goes on
     void end_without_frame() noexcept { ended_ = pipe_no_frame; }

@@ -77,11 +77,8 @@ private:
         return true;
     }
 
-    // In pieces that are short enough for all to be done at about the same time, and not too short for the kernel.
     void share(std::size_t total, int helpers) {
-        const std::size_t shortest = s_.thresholds().worth_helping / 8;
-        const std::size_t each = std::clamp(total / (8 * (static_cast<std::size_t>(helpers) + 1)), shortest, 4 * shortest);
-        const std::size_t piece = (each + 63) / 64 * 64;
+        const std::size_t piece = Crew::piece_of(total, helpers, s_.thresholds().worth_helping);
         const auto pieces_of = [piece](const Load& load) { return (load.bytes + piece - 1) / piece; };
         std::size_t pieces = 0;
         for (const Load& load : loads_) pieces += pieces_of(load);

@@ -8,7 +8,6 @@
 // since, costs time and nothing else.
 #pragma once
 
-#include <signal.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -17,12 +16,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 #include "phalanx/peer_memory.hpp"
 #include "phalanx/ring.hpp"
+#include "phalanx/shared_crew.hpp"
 
 namespace phalanx {
 
@@ -125,8 +122,8 @@ private:
 // The receiver's side.
 class Borrower {
 public:
-    // `pid`: the process at the other end. `helpers`: threads that read along.
-    Borrower(pid_t pid, int helpers) noexcept : pid_(pid), helpers_(helpers) {}
+    // `pid`: the process at the other end. So many of the crew, if there is one, read along.
+    Borrower(pid_t pid, SharedCrew* crew, int helpers) noexcept : pid_(pid), crew_(crew), helpers_(helpers) {}
 
     // Reads on. 0 if that cannot be done, or the sender waits no more: then the rest comes in another part.
     std::size_t read(RingReader& ring, const PayloadPart& part, std::size_t done, std::byte* to, std::size_t bytes) {
@@ -142,7 +139,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t worth_a_thread = 512 << 10;  // so long takes as long as it takes to make one
+    static constexpr std::size_t worth_helping = 1 << 20;
 
     bool knows(const PayloadPart& part) {
         if (known_ && part.proof_at == proof_at_ && part.proof == proof_) return true;
@@ -155,34 +152,19 @@ private:
         return memory_.read(0, to, from, bytes, [] { return false; });
     }
 
-    // One core does not copy as fast as the memory could: threads help that are made for it, and gone afterwards.
+    // One core does not copy as fast as the memory could.
     bool read_all(std::byte* to, std::uint64_t from, std::size_t bytes) const noexcept {
-        const std::size_t members = std::min<std::size_t>(static_cast<std::size_t>(helpers_) + 1, bytes / worth_a_thread);
-        if (members < 2) return read_piece(to, from, bytes);
-        const std::size_t each = (bytes / members + 4095) / 4096 * 4096;
         std::atomic<bool> fine{true};
-        std::vector<std::thread> team;
-        std::size_t given = 0;
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals go to the program's own threads
-        try {
-            team.reserve(members);
-            for (; bytes - given > each; given += each) {
-                team.emplace_back([this, &fine, to, from, given, each] {
-                    if (!read_piece(to + given, from + given, each)) fine.store(false, std::memory_order_relaxed);
-                });
-            }
-        } catch (const std::exception&) {
-            // There are no more threads to be had: this one reads the rest.
-        }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        if (!read_piece(to + given, from + given, bytes - given)) fine.store(false, std::memory_order_relaxed);
-        for (std::thread& thread : team) thread.join();
+        auto read_part = [&](std::size_t begin, std::size_t size) {
+            if (!read_piece(to + begin, from + begin, size)) fine.store(false, std::memory_order_relaxed);
+        };
+        const bool helped = crew_ != nullptr && crew_->share(bytes, helpers_, worth_helping, read_part);
+        if (!helped) read_part(0, bytes);
         return fine.load(std::memory_order_relaxed);
     }
 
     pid_t pid_;
+    SharedCrew* crew_;
     int helpers_;
     PeerMemory memory_;
     bool known_ = false;

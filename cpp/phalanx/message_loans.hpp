@@ -25,11 +25,13 @@ public:
     // Bytes that the other side has read where they lie.
     std::uint64_t lent = 0;
 
+    bool may_lend(std::size_t bytes) const noexcept { return lends_from != 0 && bytes >= lends_from; }
+
     // As `write_on` in transfer.hpp, by the quicker of the two ways.
     Outcome write_on(RingWriter& ring, const std::byte* from, std::size_t size, std::size_t& done, const Patience& patience,
                      const Bound& bound) {
         const std::size_t left = size - done;
-        if (lends_from == 0 || left < lends_from) return phalanx::write_on(ring, from, size, done, patience, bound);
+        if (!may_lend(left)) return phalanx::write_on(ring, from, size, done, patience, bound);
         const bool loan = way_.is_loan();
         const std::int64_t since = monotonic_ns();
         for (bool all = loan; all && done < size;) {
@@ -74,8 +76,8 @@ private:
 
 class MessageBorrower {
 public:
-    // From then on it reads what the process at the other end lends, with so many threads more.
-    void borrow_from(pid_t pid, int helpers) { borrower_.emplace(pid, helpers); }
+    // From then on it reads what the process at the other end lends, with so many of the crew, which must outlive this.
+    void borrow_from(pid_t pid, SharedCrew* crew, int helpers) { borrower_.emplace(pid, crew, helpers); }
 
     // Whether what comes next is lent. Any thread may look.
     static bool stands(RingReader& ring) noexcept { return found(ring).has_value(); }

@@ -17,6 +17,7 @@
 
 #include "check.hpp"
 #include "phalanx/crew.hpp"
+#include "phalanx/shared_crew.hpp"
 
 using namespace phalanx;
 
@@ -163,6 +164,57 @@ void dismissed() {
     CHECK(done.load() == 300);
 }
 
+// Pieces of any length make up the whole, and are not too many.
+void lengths_of_pieces() {
+    constexpr std::size_t worth = 1 << 20;
+    for (const int helpers : {1, 3, 7})
+        for (const std::size_t bytes : {worth, worth + 1, 8 * worth + 12345, 100 * worth}) {
+            const std::size_t piece = Crew::piece_of(bytes, helpers, worth);
+            CHECK(piece % 64 == 0 && piece >= worth / 8 && piece <= worth / 2);
+            CHECK(bytes / piece >= 2 * static_cast<std::size_t>(helpers) || bytes < worth * static_cast<std::size_t>(helpers));
+        }
+}
+
+// Several threads want it at the same time: each has all of its work done, whoever does it, also while the crew is let go.
+void wanted_by_several() {
+    SharedCrew crew(3);
+    constexpr std::size_t worth = 1024, longest = 9000;
+    std::atomic<int> helped{0}, alone{0};
+    const auto user = [&](std::size_t seed) {
+        for (std::size_t turn = 0; turn < 400; ++turn) {
+            const std::size_t bytes = (seed * 997 + turn * 131) % longest;
+            std::vector<int> done(bytes, 0);
+            auto work = [&](std::size_t begin, std::size_t size) {
+                for (std::size_t i = begin; i < begin + size; ++i) ++done[i];
+            };
+            const bool shared = crew.share(bytes, 2, worth, work);
+            if (!shared) work(0, bytes);
+            (shared ? helped : alone).fetch_add(1);
+            CHECK(!shared || bytes >= worth);
+            CHECK(std::all_of(done.begin(), done.end(), [](int times) { return times == 1; }));
+            if (seed == 0 && turn == 300) crew.dismiss();
+        }
+    };
+    std::vector<std::thread> users;
+    for (std::size_t seed = 0; seed < 4; ++seed) users.emplace_back(user, seed);
+    for (std::thread& each : users) each.join();
+    CHECK(helped.load() > 0 && alone.load() > 0);
+}
+
+// While one has it, another is told at once that nobody helps.
+void one_at_a_time() {
+    SharedCrew crew(1);
+    bool other = true;
+    auto nothing = [](std::size_t, std::size_t) {};
+    auto work = [&](std::size_t begin, std::size_t) {
+        if (begin == 0) std::thread([&] { other = crew.share(4096, 1, 1024, nothing); }).join();
+    };
+    CHECK(crew.share(4096, 1, 1024, work));
+    CHECK(!other);
+    CHECK(crew.share(4096, 1, 1024, nothing));
+    CHECK(!crew.share(4096, 0, 1024, nothing));
+}
+
 }  // namespace
 
 int main() {
@@ -174,6 +226,9 @@ int main() {
     they_sleep();
     for (int turn = 0; turn < 50; ++turn) dismissed();
     forked();
+    lengths_of_pieces();
+    wanted_by_several();
+    one_at_a_time();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;
 }

@@ -230,7 +230,8 @@ void loans() {
     const auto payload = pattern(3 * long_array, 5);
     for (const int helpers : {0, 2}) {
         Connection connection(true);
-        const FramePipe::Lending lending{.pid = getpid(), .helpers = helpers, .lends = true};
+        SharedCrew crew(2);
+        const FramePipe::Lending lending{.pid = getpid(), .crew = &crew, .helpers = helpers, .lends = true};
         End mine(connection, 0, lending);
         End other(connection, 1, lending);
         for (int i = 0; i < 20; ++i) {
@@ -250,7 +251,7 @@ void loans_that_are_taken_back() {
     const auto payload = pattern(3 * long_array, 6);
     for (std::int64_t lend_for = 0; lend_for < 200'000; lend_for += 5'000) {
         Connection connection(true);
-        const FramePipe::Lending lending{.pid = getpid(), .helpers = 0, .lends = true};
+        const FramePipe::Lending lending{.pid = getpid(), .crew = nullptr, .helpers = 0, .lends = true};
         End mine(connection, 0, lending);
         End other(connection, 1, lending);
         std::thread sender([&] {
@@ -269,7 +270,7 @@ void loans_that_are_taken_back() {
 void loans_that_are_refused() {
     const auto payload = pattern(3 * long_array, 7);
     Connection connection(true);
-    const FramePipe::Lending lending{.pid = getppid(), .helpers = 0, .lends = true};
+    const FramePipe::Lending lending{.pid = getppid(), .crew = nullptr, .helpers = 0, .lends = true};
     End mine(connection, 0, lending);
     End other(connection, 1, lending);
     std::thread sender([&] { send_loan(mine, payload, 20 * second); });
@@ -296,7 +297,7 @@ void nonsense_in_a_part_is_refused() {
 void nonsense_in_the_word_of_a_loan_is_refused() {
     const auto payload = pattern(3 * long_array, 8);
     Connection connection(true);
-    End mine(connection, 0, {.pid = getpid(), .helpers = 0, .lends = true});
+    End mine(connection, 0, {.pid = getpid(), .crew = nullptr, .helpers = 0, .lends = true});
     std::thread sender([&] { send_loan(mine, payload, 20 * second); });
     while (mine.out.control().written.count.bytes.load() < sizeof(CallHeader) + 3 + sizeof(PayloadPart)) std::this_thread::yield();
     mine.out.control().loan.store(Loan::open(1) + long_array + 1);

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -396,10 +397,11 @@ void lent_messages() {
         Shared shared(4096);
         auto messages = sizes(3, 200, 300'000);
         messages.push_back(2'000'000);
+        SharedCrew crew(2);
         std::thread other([&] {
             RingReader ring = shared.reader();
             MessageBorrower borrower;
-            if (reads) borrower.borrow_from(getpid(), 2);
+            if (reads) borrower.borrow_from(getpid(), &crew, 2);
             read_lent(ring, borrower, messages);
         });
         RingWriter ring = shared.writer();
@@ -416,7 +418,7 @@ void lent_messages() {
         if (child == 0) {
             RingReader ring = shared.reader();
             MessageBorrower borrower;
-            borrower.borrow_from(parent, 0);
+            borrower.borrow_from(parent, nullptr, 0);
             read_lent(ring, borrower, ends ? std::vector<std::size_t>{200'000} : messages);
             ring.leave();
             _exit(failures == 0 ? 0 : 1);
@@ -457,6 +459,36 @@ void lent_messages() {
     impatient.join();
 }
 
+// Several rings have one crew: whoever does not get it reads alone. It may be let go meanwhile.
+void lent_to_several() {
+    SharedCrew crew(2);
+    const std::vector<std::size_t> messages{1 << 20, 1'500'000, 3'000'001, 1 << 20, 5 << 20, 1'200'000, 1 << 21, 1 << 20};
+    std::vector<std::thread> sides;
+    std::vector<std::unique_ptr<Shared>> rings;
+    std::atomic<std::uint64_t> lent{0};
+    for (int i = 0; i < 3; ++i) {
+        Shared& shared = *rings.emplace_back(std::make_unique<Shared>(4096));
+        sides.emplace_back([&shared, &messages, &crew, i] {
+            RingReader ring = shared.reader();
+            MessageBorrower borrower;
+            borrower.borrow_from(getpid(), &crew, 2);
+            for (unsigned seed = 0; const std::size_t size : messages) {
+                std::vector<std::byte> bytes(size);
+                std::size_t done = 0;
+                CHECK(borrower.read_on(ring, bytes.data(), size, done, Patience{100, 1}, within(20 * second)) == Outcome::done);
+                CHECK(bytes == pattern(size, seed++));
+                if (i == 0 && seed == messages.size() - 1) crew.dismiss();
+            }
+        });
+        sides.emplace_back([&shared, &messages, &lent] {
+            RingWriter ring = shared.writer();
+            lent += write_lent(ring, messages);
+        });
+    }
+    for (std::thread& side : sides) side.join();
+    CHECK(lent > 0);
+}
+
 }  // namespace
 
 int main() {
@@ -472,6 +504,7 @@ int main() {
     between_threads();
     between_processes();
     lent_messages();
+    lent_to_several();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import phalanx as px
 from phalanx.backends.mesh.lane import MeshLane
 
-__all__ = ["helped"]
+__all__ = ["helped", "helpers"]
 
 
 @contextmanager
@@ -28,3 +29,15 @@ def helped(group: px.Group, cores: int = 2) -> Iterator[px.Group]:
             yield sub
     finally:
         MeshLane.__init__ = made  # type: ignore[method-assign]
+
+
+def helpers() -> int:
+    """Threads of this process that help."""
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as name:
+                found += name.read().strip() == "phalanx-crew"
+        except FileNotFoundError:
+            continue
+    return found

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.failures.system_calls import READ_PEER, has_secret_memory, refuse, secret_memory, siblings_can_read
-from tests.group.helped import helped
+from tests.group.helped import helped, helpers
 
 import phalanx as px
 from phalanx import _native
 from phalanx.testing import faults, run_ranks
-from phalanx.transports.lending import LEND_FROM
+from phalanx.transports.lending import LEND_TO_SEVERAL_FROM
 
 pytestmark = [
     pytest.mark.skipif(not _native.available, reason="rings need the core (PHALANX_PURE is set)"),
     pytest.mark.skipif(not siblings_can_read(), reason="this machine lets no process read another's memory"),
 ]
 
-LONG = LEND_FROM // 4
+LONG = LEND_TO_SEVERAL_FROM // 4
 """Elements of 4 bytes that may be lent."""
 
 
@@ -60,10 +60,10 @@ def there_and_back(group: px.Group, counts: list[int], turns: int) -> None:
             assert np.array_equal(y, numbers(count, turn))
 
 
-def until(group: px.Group, is_met: Callable[[], bool]) -> None:
+def until(group: px.Group, is_met: Callable[[], bool], count: int = LONG) -> None:
     """Sends on until it holds on both ranks: a receiver that has no core for 20 ms is too late for a loan."""
     for _ in range(100):
-        there_and_back(group, [LONG + 20_000], 1)
+        there_and_back(group, [count], 1)
         if all(group.all_gather_object(is_met())):
             return
     raise AssertionError("no message was lent, or none was refused")
@@ -72,7 +72,7 @@ def until(group: px.Group, is_met: Callable[[], bool]) -> None:
 def of_many_lengths(group: px.Group) -> None:
     with helped(group) as sub:
         warm_up(sub)
-        there_and_back(sub, [10, LONG - 1, LONG + 20_000, 3 * LONG + 1, 12 * LONG], 5)
+        there_and_back(sub, [10, LONG - 1, LONG, LONG + 20_000, 3 * LONG + 1, 12 * LONG], 5)
         until(sub, lambda: ring_to(sub, 1 - sub.rank).lent > 0)
 
 
@@ -88,6 +88,54 @@ def without_cores(group: px.Group) -> int:
 
 def test_nothing_is_lent_where_nobody_helps() -> None:
     assert run_ranks(2, without_cores, backend="mesh") == [0, 0]
+
+
+def with_one_crew(group: px.Group) -> list[int]:
+    with helped(group) as one, helped(group) as two:
+        for sub in (one, two):
+            warm_up(sub)
+            before = helpers()
+            until(sub, lambda sub=sub: ring_to(sub, 1 - sub.rank).lent > 0, 4 * LONG)  # type: ignore[misc]
+        child = os.fork()
+        if child == 0:
+            os._exit(helpers())
+        found = [before, helpers(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+        there_and_back(one, [4 * LONG], 3)
+    group.barrier()
+    group.close()
+    deadline = time.monotonic() + 10
+    while helpers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [*found, helpers()]
+
+
+def test_all_groups_have_one_crew_which_ends_with_the_world() -> None:
+    assert run_ranks(2, with_one_crew, backend="mesh") == [[2, 2, 0, 0]] * 2
+
+
+def by_several_threads(group: px.Group) -> None:
+    """Of which one has the crew at a time."""
+    with helped(group) as one, helped(group) as two:
+        for sub in (one, two):
+            warm_up(sub)
+        failed: list[BaseException] = []
+
+        def work(sub: px.Group) -> None:
+            try:
+                there_and_back(sub, [LONG, 5 * LONG + 3], 12)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(sub,)) for sub in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+
+
+def test_several_threads_receive_them_at_the_same_time() -> None:
+    run_ranks(2, by_several_threads, backend="mesh")
 
 
 def in_other_ways(group: px.Group) -> None:
@@ -141,7 +189,7 @@ def refused_here(group: px.Group) -> tuple[int, int]:
 def test_a_receiver_that_may_not_read_gets_them_through_the_ring() -> None:
     first, second = run_ranks(2, refused_here, backend="mesh")
     assert first == (0, 0)  # it was told, and lends no more
-    assert second[0] == LEND_FROM
+    assert second[0] == LEND_TO_SEVERAL_FROM
     assert second[1] > 0
 
 

@@ -11,6 +11,7 @@ from ..errors import ChannelClosed, PhalanxError, ProtocolError
 from ..transports.stream import Stream
 
 if TYPE_CHECKING:
+    from .._core import Crew
     from .control_plane import ControlPlane
 
 __all__ = ["Accept", "LinkPort"]
@@ -30,6 +31,8 @@ class LinkPort(ABC):
     """True if ranks may have to share a core: then it is better to sleep at once than to look again."""
     spare_cores = 0
     """Cores of this host for each of its ranks, besides the one that the rank runs on."""
+    crew: Crew | None = None
+    """The threads that may use them, for those who read what other ranks lend."""
 
     def __init__(self, members: Sequence[int], control: ControlPlane) -> None:
         self.members = tuple(members)

@@ -104,7 +104,7 @@ class Connections:
         everyone = range(backend.world_size)
         self.port = backend.open_port(self._context, LANE, everyone, functools.partial(_accept, weakref.ref(self)))
         self._spin = 0.0 if self.port.oversubscribed else SPIN
-        self._lending = lending_with(self.port.spare_cores)
+        self._lending = lending_with(self.port.spare_cores, self.port.crew)
         self._lanes = lanes_with(self.port.spare_cores, self.port.oversubscribed)
         self.poller = LinkPoller(name, workers, self._spin)
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)

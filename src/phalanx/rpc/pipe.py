@@ -226,6 +226,7 @@ class _NativePipe(Pipe):
                 lend_from=lending.lend_from,
                 lend_for=lending.lend_for,
                 pid=stream.pid,
+                crew=lending.crew,
                 helpers=lending.helpers,
             )
             self.slice = LENT_SLICE if lending.helpers else SLICE

@@ -9,14 +9,19 @@ faster of late. See cpp/phalanx/lending.hpp for how memory is lent, and how that
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..tuning import MOST_HELPERS, NEVER, current
+
+if TYPE_CHECKING:
+    from .._core import Crew
 
 __all__ = ["NOTHING", "Lending", "lending_with"]
 
 LEND_FROM = 2 << 20
-"""Bytes of a payload from which a copy less, or a thread more, gains more than it takes to arrange."""
+"""Bytes of a payload from which a copy less gains more than it takes to arrange."""
+LEND_TO_SEVERAL_FROM = 1 << 20
+"""The same where threads help the one that reads: `worth_helping` of cpp/phalanx/lending.hpp."""
 LEND_FOR = 20e-3
 """Seconds without progress after which a sender takes its memory back: on a busy machine the reader comes later."""
 
@@ -29,17 +34,20 @@ class Lending(NamedTuple):
     lend_for: float
     """Seconds without progress after which the sender takes its memory back."""
     helpers: int
-    """Threads that copy beside the one that waits for the payload."""
+    """Threads that copy beside the one that waits for the payload, at most."""
+    crew: Crew | None = None
+    """Whose threads they are: one for all links and channels of a world."""
 
 
 NOTHING = Lending(0, 0.0, 0)
 
 
-def lending_with(spare_cores: int) -> Lending:
-    """How a rank moves long payloads, if it has so many cores to spare.
+def lending_with(spare_cores: int, crew: Crew | None) -> Lending:
+    """How a rank moves long payloads, if it has so many cores to spare, and this crew to use them.
 
     `copy_once_from` of `PHALANX_TUNING` switches loans off, as it does for collectives.
     """
     if current(0.0).copy_once_from >= NEVER:
         return NOTHING
-    return Lending(LEND_FROM, LEND_FOR, min(spare_cores, MOST_HELPERS))
+    lend_from = LEND_TO_SEVERAL_FROM if spare_cores > 0 else LEND_FROM
+    return Lending(lend_from, LEND_FOR, min(spare_cores, MOST_HELPERS), crew)

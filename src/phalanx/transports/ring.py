@@ -25,6 +25,7 @@ import msgspec
 from .._native import core
 from ..errors import ProtocolError
 from ..wire.frames import HEADER_SIZE, MAX_DESCRIPTION, FrameKind, pack_header
+from .lending import NOTHING, Lending
 from .shared_memory import NONCE_BYTES, NotTheMemory, make_memory, open_memory
 from .stream import Buffer, Stream, StreamEnded
 
@@ -272,11 +273,11 @@ class RingOffer:
             os.close(memory)
 
 
-def open_offer(description: bytes, pid: int, stream: Stream, helpers: int = 0) -> RingIn | None:
+def open_offer(description: bytes, pid: int, stream: Stream, lending: Lending = NOTHING) -> RingIn | None:
     """Maps the ring that a process on this host offers; None if that cannot be done.
 
     Args:
-        helpers: Threads that read along where a message is lent; 0: none is read there.
+        lending: Whose threads read along where a message is lent; if it names none, no message is read there.
 
     Raises:
         ProtocolError: It is no offer of a ring.
@@ -300,8 +301,8 @@ def open_offer(description: bytes, pid: int, stream: Stream, helpers: int = 0) -
     except OSError as error:
         _warn_once(f"the shared memory that process {pid} offers cannot be opened: {error}")
         return None
-    if ring is not None and helpers > 0:
-        ring.borrow_from(pid, helpers)
+    if ring is not None and lending.crew is not None and lending.helpers > 0:
+        ring.borrow_from(pid, lending.crew, lending.helpers)
     if ring is None:  # the sender may have closed the channel since, and its descriptor be another's by now
         logger.debug("descriptor %d of process %d is not the ring that it offered", offer.fd, pid)
     return ring

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.failures.system_calls import READ_PEER, has_secret_memory, refuse, secret_memory, siblings_can_read
-from tests.group.helped import helped
+from tests.group.helped import helped, helpers
 
 import phalanx as px
 from phalanx import _native
@@ -30,18 +30,6 @@ LONG = 5 << 18
 
 def reads(group: px.Group) -> bool:
     return bool(group._engine.segment.reads_peers)  # type: ignore[union-attr]
-
-
-def helpers() -> int:
-    """Threads of this process that do."""
-    found = 0
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as name:
-                found += name.read().strip() == "phalanx-crew"
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def values(rank: int, count: int, dtype: Any = np.int32) -> Any:

@@ -246,12 +246,12 @@ class MeshLane(Lane):
     def _open_ring(self, src: int, description: bytes, stream: Stream) -> RingIn | None:
         if not self._shares_memory_with(src):
             raise ProtocolError("it offered shared memory, but it cannot share memory with this rank")
-        return open_offer(description, self._world.roster[self.members[src]].pid, stream, self._lending.helpers)
+        return open_offer(description, self._world.roster[self.members[src]].pid, stream, self._lending)
 
     @property
     def _lending(self) -> Lending:
         """How long messages go: where nobody helps, two cores that copy at the same time are as quick as one alone."""
-        return lending_with(self.spare_cores) if self.spare_cores > 0 else NOTHING
+        return lending_with(self.spare_cores, self._world.crew) if self.spare_cores > 0 else NOTHING
 
     def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
         if core is None:

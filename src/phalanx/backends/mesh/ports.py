@@ -24,7 +24,7 @@ class MeshPort(LinkPort):
         self._accept = accept
         self._closed = False
         self.oversubscribed = world.oversubscribed
-        self.spare_cores = world.spare_cores
+        self.spare_cores, self.crew = world.spare_cores, world.crew
 
     def start(self) -> None:
         self._world.add_lane(self._key, self)

@@ -27,6 +27,7 @@ from ...slate.slate import open_slate
 from ...transports.reactor import Reactor
 from ...transports.stream import ConnectionRefused, LinkState, Stream
 from ...transports.tcp import check_tls, listen
+from ...tuning import MOST_HELPERS
 from ...types import Address
 from ...wire.control import Member, Regroup, View
 from ...wire.handshake import ANY_RANK, HandshakeStatus, Hello, Role
@@ -100,6 +101,8 @@ class MeshWorld(ControlPlane):
         self.roster: dict[int, Member] = {}
         """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
         self.elastic = False
+        self.crew = core.Crew(MOST_HELPERS) if core is not None else None
+        """Helps all threads of this rank that read what other ranks lend. It has no threads before it is needed."""
         self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
         """The rank at the other end of each channel."""
         self.directory_host = 0 if launch.directory is None else None
@@ -357,6 +360,8 @@ class MeshWorld(ControlPlane):
 
     def _shut_down(self) -> None:
         self._closing = True
+        if self.crew is not None:
+            self.crew.dismiss()
         if self.slate is not None:
             self.slate.close()
         lifeline: Lifeline | None = getattr(self, "_lifeline", None)
