@@ -147,9 +147,9 @@ protected:
         });
         if (outcome != Outcome::done) return outcome;
         if (way.home != 0) meanwhile();
-        return one_way_.go_on_showing(call.once_met(), way, mine, [&](std::byte* to, std::uint64_t piece) {
-            publish(to, piece * way.window, way.size(piece));
-        });
+        return one_way_.go_on_showing(
+            call.once_met(), way, [mine](int) { return mine; },
+            [&](std::byte* to, std::uint64_t piece) { publish(to, piece * way.window, way.size(piece)); });
     }
     template <class Bytes, class Publish, class Consume>
     Outcome pass(const Call& call, const Way& way, std::span<const std::byte> mine, Bytes bytes_of, Publish publish,
@@ -159,12 +159,16 @@ protected:
 
     template <class Bytes, class Consume>
     Outcome read_pieces(const Call& call, const Way& way, Bytes bytes_of, Consume consume) {
+        const auto shows = [&](int r) { return r != rank() && (way.to_root || r == way.root); };
         const auto home_shown = [&](int r) -> std::uint64_t {
-            const bool shows = r != rank() && (way.to_root || r == way.root) && !way.mine_in_slot;
-            return shows ? one_way_.shown_by(r).home.load(std::memory_order_relaxed) : 0;
+            if (!shows(r) || way.mine_in_slot) return 0;
+            return way.part_home != 0 ? way.part_home : one_way_.shown_by(r).home.load(std::memory_order_relaxed);
         };
         find_homes(home_shown, bytes_of);
-        return one_way_.go_on_reading(call, way, [&](std::uint64_t piece, std::size_t from, std::size_t size) {
+        // Then nothing comes in pieces. What has a home where nobody may read does: a slot holds no more than a piece.
+        bool all_at_home = true;
+        for (int r = 0; r < ranks(); ++r) all_at_home = all_at_home && (!shows(r) || has_home(r));
+        return one_way_.go_on_reading(call, way, all_at_home, [&](std::uint64_t piece, std::size_t from, std::size_t size) {
             fetched_ = Outcome::done;
             const auto where = way.in_note       ? Shown::Where::note
                                : way.at_readers  ? Shown::Where::own_slot
@@ -207,7 +211,7 @@ protected:
             const std::uint64_t home = home_of(r);
             addresses_[r] = s_.reads_peers() && Segment::is_address(home) ? home : 0;
             homes_[r] = home != 0 && addresses_[r] == 0 ? s_.at(r, home, bytes_of(r)) : nullptr;
-            if (homes_[r] == nullptr && addresses_[r] == 0) all = false;
+            if (!has_home(r)) all = false;
         }
         return all;
     }
@@ -218,9 +222,11 @@ protected:
         return find_homes([this](int r) { return s_.line_of(r, s_.step()).home.load(std::memory_order_relaxed); }, bytes_of);
     }
 
+    bool has_home(int r) const noexcept { return homes_[r] != nullptr || addresses_[r] != 0; }
+
     bool any_home() const noexcept {
         for (int r = 0; r < ranks(); ++r)
-            if (homes_[r] != nullptr || addresses_[r] != 0) return true;
+            if (has_home(r)) return true;
         return false;
     }
 

@@ -130,7 +130,7 @@ public:
 
     // A scatter of equal parts whose length only the root knows: `tell_parts` shows it, with all the data of a short one, and
     // `take_part` takes this rank's.
-    enum class Where : std::uint16_t {
+    enum class Where : std::uint8_t {
         shown,            // in the segment, or where the others can read them
         shown_and_asked,  // the same, and the root asks whether all ranks could take them on a GPU: each answers afterwards
         on_gpu            // on the root's GPU, and not shown: phalanx/cuda/collectives.hpp moves them
@@ -160,17 +160,20 @@ public:
         way.at_readers = !in_note && !way.shares_slot && parts_at_readers(parts.shown_bytes());
         if (way.at_readers) way.window = parts.bytes;
         if (!way.in_note && !way.shares_slot && !way.at_readers && total > 0)
-            way.home = home_of(source.whole(), total, total, parts_by_address(parts.bytes));
+            way.home = home_of_parts();
         if (Segment::is_address(way.home)) way.in_slot = parts_in_slot(parts.bytes);
+        const bool apart = way.home != 0 && source.whole() == nullptr;
         return one_way_.begin_showing(call, way, [&](Note& note, std::byte* slot) {
             const PartsHead head{parts.bytes,  parts.kind, static_cast<std::uint16_t>(parts.words.size()), parts.where, way.in_note,
-                                 way.at_readers, static_cast<std::uint8_t>(way.in_slot), way.shares_slot};
+                                 way.at_readers, static_cast<std::uint8_t>(way.in_slot), way.shares_slot, apart};
             std::memcpy(note.data, &head, sizeof(head));
             std::byte* const data = way.in_note ? note.data + sizeof(head) : slot;
             if (way.at_readers)
                 show_parts_at_readers();
             else if (way.home == 0)
                 show_parts(data, 0);
+            else if (apart)
+                show_homes(note);
             std::byte* const words = way.in_note || way.shares_slot ? data + total : slot + words_at();
             copy(words, parts.words.data(), parts.words.size());
         });
@@ -183,29 +186,26 @@ public:
     Outcome take_part(const Call& given, std::byte* target) {
         const Call call = given.once_met();
         const auto& [source, parts, way] = telling_;
-        const std::size_t start = rank() * parts.bytes;
+        const auto bytes_of = [&](int) { return parts.bytes; };
         if (rank() == way.root) {
             if (way.in_slot > 0) {
                 const Outcome outcome = one_way_.show_next(call, [&](std::byte* slot) { show_parts_in_slot(slot); });
                 if (outcome != Outcome::done) return outcome;
             }
-            if (target != nullptr) copy_at_once(target, source.part(rank(), start), parts.bytes);
-            return one_way_.go_on_showing(call, way, {source.whole(), way.home != 0 ? ranks() * parts.bytes : 0},
-                                          [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
+            if (target != nullptr) copy_at_once(target, part_of(rank()), parts.bytes);
+            return one_way_.go_on_showing(
+                call, way, [&](int reader) { return std::span(part_of(reader), parts.bytes); },
+                [&](std::byte* to, std::uint64_t piece) { show_parts(to, piece); });
         }
         if (way.mine_in_slot)
-            return read_pieces(
-                call, way, [&](int) { return ranks() * parts.bytes; },
-                [&](const Shown& shown, std::size_t from, std::size_t) {
-                    const std::size_t region = static_cast<std::size_t>(after(way.root) - 1) * parts.bytes;
-                    if (from > 0 && target != nullptr) shown.copy(target, way.root, start, region, parts.bytes);
-                });
-        const std::size_t region = (way.at_readers ? 0 : rank() * way.window) + (way.in_note ? sizeof(PartsHead) : 0);
-        return read_pieces(
-            call, way, [&](int) { return ranks() * parts.bytes; },
-            [&](const Shown& shown, std::size_t from, std::size_t size) {
-                if (target != nullptr) shown.copy(target + from, way.root, start + from, region, size);
+            return read_pieces(call, way, bytes_of, [&](const Shown& shown, std::size_t from, std::size_t) {
+                const std::size_t region = static_cast<std::size_t>(after(way.root) - 1) * parts.bytes;
+                if (from > 0 && target != nullptr) shown.copy(target, way.root, 0, region, parts.bytes);
             });
+        const std::size_t region = (way.at_readers ? 0 : rank() * way.window) + (way.in_note ? sizeof(PartsHead) : 0);
+        return read_pieces(call, way, bytes_of, [&](const Shown& shown, std::size_t from, std::size_t size) {
+            if (target != nullptr) shown.copy(target + from, way.root, from, region, size);
+        });
     }
 
 protected:
@@ -282,7 +282,9 @@ private:
         });
     }
 
-    // What `tell_parts` shows in the root's note. Short parts and words lie behind it, others in the slot or a share of it.
+    // What `tell_parts` shows in the root's note. Short parts and words lie behind it, others in the slot or a share of it. Of
+    // parts that are read where they lie, and lie apart, the home of each is behind it: in the slot, the answer to another
+    // reader's request may lie by the time that one comes to look.
     struct PartsHead {
         std::uint64_t bytes;
         std::uint64_t kind;
@@ -292,7 +294,10 @@ private:
         std::uint8_t at_readers;
         std::uint8_t in_slot;
         std::uint8_t shares_slot;
+        std::uint8_t apart;
     };
+    using Home = std::uint64_t;
+    static constexpr std::size_t most_homes = (sizeof(Note::data) - sizeof(PartsHead)) / sizeof(Home);
     static_assert(most_words <= UINT16_MAX);
     static constexpr std::size_t most_parts_in_slot = UINT8_MAX;
     struct Telling {
@@ -307,22 +312,55 @@ private:
         const std::size_t region = words_at() / ranks() / cache_line * cache_line;
         return {root, false, bytes, in_note ? bytes : std::min(region, bytes), in_note, 0};
     }
-    void show_parts(std::byte* to, std::uint64_t piece) const noexcept {
+    // On the root: the part that it has for rank r.
+    const std::byte* part_of(int r) const noexcept { return telling_.source.part(r, r * telling_.parts.bytes); }
+    // And where that is read; 0 if it has to be copied into a slot.
+    Home home_of_part(int r) const noexcept {
+        const std::size_t bytes = telling_.parts.bytes;
+        return home_of(part_of(r), bytes, ranks() * bytes, parts_by_address(bytes));
+    }
+    // The same for all of them: of parts that lie apart it is that of one of them, by its address if there is such a one.
+    Home home_of_parts() const noexcept {
         const auto& [source, parts, way] = telling_;
+        const std::size_t total = ranks() * parts.bytes;
+        if (source.whole() != nullptr) return home_of(source.whole(), total, total, parts_by_address(parts.bytes));
+        if (static_cast<std::size_t>(ranks()) > most_homes) return 0;
+        Home found = 0;
+        for (int r = 0; r < ranks(); ++r) {
+            if (r == rank()) continue;
+            const Home home = home_of_part(r);
+            if (home == 0) return 0;
+            if (!Segment::is_address(found)) found = home;
+        }
+        return found;
+    }
+    void show_homes(Note& note) const noexcept {
+        each_other([&](int r) {
+            const Home home = home_of_part(r);
+            std::memcpy(note.data + sizeof(PartsHead) + r * sizeof(Home), &home, sizeof(Home));
+        });
+    }
+    // Where this rank reads its part; 0 if not in the root's memory. What was read from shared memory is not trusted:
+    // `find_homes` lets nobody read outside the root's heap or process.
+    Home hear_home(const Note& note, const PartsHead& head) const noexcept {
+        Home home = note.home.load(std::memory_order_relaxed);
+        if (home == 0) return 0;
+        if (head.apart == 0 || static_cast<std::size_t>(ranks()) > most_homes) return home + rank() * head.bytes;
+        std::memcpy(&home, note.data + sizeof(head) + rank() * sizeof(Home), sizeof(Home));
+        return home;
+    }
+    void show_parts(std::byte* to, std::uint64_t piece) const noexcept {
+        const Way& way = telling_.way;
         const std::size_t from = piece * way.window;
         for (int r = 0; r < ranks(); ++r)
-            if (r != rank()) copy(to + r * way.window, source.part(r, r * parts.bytes) + from, way.size(piece));
+            if (r != rank()) copy(to + r * way.window, part_of(r) + from, way.size(piece));
     }
     void show_parts_at_readers() const noexcept {
-        const auto& [source, parts, way] = telling_;
-        each_other([&](int r) { copy(s_.slot(r, s_.step() + 1), source.part(r, r * parts.bytes), parts.bytes); });
+        each_other([&](int r) { copy(s_.slot(r, s_.step() + 1), part_of(r), telling_.parts.bytes); });
     }
     void show_parts_in_slot(std::byte* to) const noexcept {
         const auto& [source, parts, way] = telling_;
-        for (int i = 1; i <= way.in_slot; ++i) {
-            const int r = (rank() + i) % ranks();
-            copy(to + (i - 1) * parts.bytes, source.part(r, r * parts.bytes), parts.bytes);
-        }
+        for (int i = 1; i <= way.in_slot; ++i) copy(to + (i - 1) * parts.bytes, part_of((rank() + i) % ranks()), parts.bytes);
     }
     void hear_parts(int root) noexcept {
         const Note& note = one_way_.shown_by(root);
@@ -339,6 +377,7 @@ private:
         parts.words = {words, std::min<std::size_t>(head.words, most_words)};
         telling_ = {nullptr, parts, parts_way(root, parts.shown_bytes(), head.in_note != 0)};
         telling_.way.shares_slot = shares_slot;
+        telling_.way.part_home = hear_home(note, head);
         telling_.way.in_slot = head.in_slot;
         telling_.way.at_readers = head.at_readers != 0;
         if (telling_.way.at_readers) telling_.way.window = std::min<std::size_t>(parts.bytes, s_.layout().slot_bytes);

@@ -56,6 +56,7 @@ struct Way {
     // copied while the other ranks read theirs.
     int in_slot = 0;
     bool mine_in_slot = false;  // this rank's part is one of them
+    std::uint64_t part_home = 0;  // where this rank reads its part, if the root has said more than where its array lies
     bool at_readers = false;    // each part lies in the slot of the rank that reads it
     bool shares_slot = false;   // the only piece lies in a share of the slot
 
@@ -143,12 +144,13 @@ public:
         return arrive();
     }
 
-    // Its other steps. `publish(slot, piece)` writes a piece. `mine` is for those who cannot read it where it lies.
-    template <class Publish>
-    Outcome go_on_showing(const Call& call, const Way& way, std::span<const std::byte> mine, Publish publish) {
+    // Its other steps. `publish(slot, piece)` writes a piece. `array_for(reader)` is for those who cannot read it where it lies:
+    // what this rank shows to that one.
+    template <class ArrayFor, class Publish>
+    Outcome go_on_showing(const Call& call, const Way& way, ArrayFor array_for, Publish publish) {
         if (way.home != 0) {
             s_.skip(shown_.first + way.pieces() - 1 - s_.step());
-            if (const Outcome outcome = wait_for_readers(call, way, mine); outcome != Outcome::done) return outcome;
+            if (const Outcome outcome = wait_for_readers(call, way, array_for); outcome != Outcome::done) return outcome;
         } else {
             for (std::uint64_t piece = 1; piece < way.pieces(); ++piece) {
                 const Outcome outcome = show_next(call, [&](std::byte* slot) { publish(slot, piece); });
@@ -189,10 +191,11 @@ public:
     const Note& shown_by(int rank) const noexcept { return s_.note(rank, first_); }
     std::uint64_t first() const noexcept { return first_; }
 
-    // Reads all pieces, or everything at once where it lies. `consume(piece, from, size)` reads what lies in that window.
+    // Reads all pieces, or everything at once if all of it is `at_home`. `consume(piece, from, size)` reads what lies in that
+    // window.
     template <class Consume>
-    Outcome go_on_reading(const Call& call, const Way& way, Consume consume) {
-        if (all_at_home(way)) {
+    Outcome go_on_reading(const Call& call, const Way& way, bool at_home, Consume consume) {
+        if (at_home) {
             if (const Outcome outcome = consume(0, 0, way.longest); outcome != Outcome::done) return outcome;
             s_.skip(way.pieces());
             if (const Outcome outcome = s_.may_take(s_.step()); outcome != Outcome::done) return outcome;
@@ -311,16 +314,6 @@ private:
         return bound;
     }
 
-    // Whether all that is shown can be read where it lies: then nothing comes in pieces.
-    bool all_at_home(const Way& way) const noexcept {
-        if (way.mine_in_slot) return false;
-        for (int r = 0; r < s_.ranks(); ++r) {
-            const bool shows = r != s_.rank() && (way.to_root || r == way.root);
-            if (shows && shown_by(r).home.load(std::memory_order_relaxed) == 0) return false;
-        }
-        return true;
-    }
-
     // At the next step. `hopeless(r)`: rank r will not come.
     template <class Hopeless>
     Outcome wait_for_shown(const Call& call, int root, bool to_root, Hopeless hopeless) {
@@ -329,7 +322,8 @@ private:
         return to_root ? s_.wait_for_others(step, bound, hopeless) : s_.wait_for(root, step, bound, hopeless);
     }
 
-    Outcome wait_for_readers(const Call& call, const Way& way, std::span<const std::byte> mine) {
+    template <class ArrayFor>
+    Outcome wait_for_readers(const Call& call, const Way& way, ArrayFor array_for) {
         const auto asks = [&](int r) {
             const Note& note = s_.note(r, shown_.first);
             const std::uint64_t request = note.asked.load(std::memory_order_seq_cst);
@@ -343,7 +337,7 @@ private:
             int reader = 0;
             while (reader < s_.ranks() && !asks(reader)) ++reader;
             if (reader == s_.ranks()) return Outcome::done;
-            if (const Outcome answered = answer(call, reader, mine); answered != Outcome::done) return answered;
+            if (const Outcome answered = answer(call, reader, array_for(reader)); answered != Outcome::done) return answered;
         }
     }
 

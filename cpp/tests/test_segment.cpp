@@ -332,25 +332,63 @@ void mixed(Rank& me) {
 }
 
 // Parts that some ranks read where they lie, and others take out of the root's slot. Later nobody can read those of the last
-// rank any more.
+// rank any more. The parts of every second scatter lie apart, some of them in the heap if there is one.
 void parts_both_ways(Rank& me) {
     const int n = me.ranks();
-    for (std::uint64_t turn = 0; turn < 16; ++turn) {
-        if (turn == 8 && me.rank() == n - 1) me.proof.erase();
-        const int root = static_cast<int>(turn) % n;
-        const std::size_t count = turn % 4 == 3 ? 9 : 140'000 / (n - 1) + 7 * turn;
+    for (std::uint64_t turn = 0; turn < 32; ++turn) {
+        if (turn == 16 && me.rank() == n - 1) me.proof.erase();
+        const int root = static_cast<int>(turn / 2) % n;
+        const std::size_t count = turn % 8 == 7 ? 9 : 140'000 / (n - 1) + 7 * turn;
         auto source = values_of(root, count * n, turn);
         const std::vector<std::int32_t> expected(source.begin() + me.rank() * count, source.begin() + (me.rank() + 1) * count);
+        PartsApart from(source, std::vector<std::size_t>(n, 4 * count));
+        std::byte* const heap = me.segment.heap(me.rank());
+        const int in_heap = me.segment.layout().heap_bytes > 0 ? static_cast<int>(turn / 2) % (n + 1) : 0;
+        for (int r = 0; r < in_heap && me.rank() == root; ++r) {
+            std::byte* const place = heap + r * 4 * count;
+            std::memcpy(place, from.places[r], 4 * count);
+            from.places[r] = place;
+        }
         Collectives::Parts parts;
         if (me.rank() == root) parts = {4 * count, turn};
-        CHECK(me.ops.tell_parts(me.call(), me.rank() == root ? bytes_of(source) : nullptr, parts, root) == Outcome::done);
+        const Sources sources = turn % 2 == 0 ? Sources(bytes_of(source)) : Sources::apart(from.places.data());
+        CHECK(me.ops.tell_parts(me.call(), me.rank() == root ? sources : Sources(nullptr), parts, root) == Outcome::done);
         CHECK(me.ops.told().bytes == 4 * count);
         std::vector<std::int32_t> target(count, -1);
-        CHECK(me.ops.take_part(me.call(), turn % 5 == 4 ? nullptr : bytes_of(target)) == Outcome::done);
-        std::fill(source.begin(), source.end(), -2);  // nobody reads it any more
-        CHECK(target == (turn % 5 == 4 ? std::vector<std::int32_t>(count, -1) : expected));
+        const bool takes = turn % 10 < 8;
+        CHECK(me.ops.take_part(me.call(), takes ? bytes_of(target) : nullptr) == Outcome::done);
+        wipe(source);  // nobody reads it any more
+        from.wipe();
+        for (int r = 0; r < in_heap && me.rank() == root; ++r) std::memset(from.places[r], 0xff, 4 * count);
+        CHECK(target == (takes ? expected : std::vector<std::int32_t>(count, -1)));
         if (turn % 3 == 0) CHECK(me.ops.barrier(me.call()) == Outcome::done);
     }
+}
+
+// What the last rank says of where its parts lie is changed before the others look: by an address where nothing lies, or a place
+// that is not in its heap. Who cannot read there asks for its part; nobody reads outside the root's memory.
+void forged_homes(Rank& me, bool apart, std::uint64_t forged, std::atomic<bool>& told) {
+    const int n = me.ranks(), root = n - 1;
+    const std::size_t count = 140'000;
+    auto source = values_of(root, count * n, 5);
+    const std::vector<std::int32_t> expected(source.begin() + me.rank() * count, source.begin() + (me.rank() + 1) * count);
+    PartsApart from(source, std::vector<std::size_t>(n, 4 * count));
+    Collectives::Parts parts;
+    if (me.rank() == root) parts = {4 * count, 5};
+    while (me.rank() != root && !told) sched_yield();
+    const Sources sources = apart ? Sources::apart(from.places.data()) : Sources(bytes_of(source));
+    CHECK(me.ops.tell_parts(me.call(), me.rank() == root ? sources : Sources(nullptr), parts, root) == Outcome::done);
+    if (me.rank() == root) {
+        Note& note = me.segment.note(root, me.segment.step());
+        CHECK(Segment::is_address(note.home.load()));
+        note.home.store(forged);
+        constexpr std::size_t head = 24;  // what comes before the homes of parts that lie apart
+        for (int r = 0; r < n; ++r) std::memcpy(note.data + head + r * sizeof(forged), &forged, sizeof(forged));
+        told = true;
+    }
+    std::vector<std::int32_t> target(count, -1);
+    CHECK(me.ops.take_part(me.call(), bytes_of(target)) == Outcome::done);
+    if (me.rank() == root || Segment::is_address(forged)) CHECK(target == expected);
 }
 
 // Runs of scatters whose root runs ahead, and may write into the slots of the others: between them those take the last pieces
@@ -729,7 +767,14 @@ int main() {
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, by_address);
         for (const Thresholds& thresholds : {by_address, helped}) world(ranks, large, Patience{100, 1}, mixed, thresholds);
         for (const Thresholds& thresholds : {by_address, helped}) {
-            world(ranks + 1, Layout{0, 1 << 20, 0}, Patience{100, 1}, parts_both_ways, thresholds);
+            for (const std::size_t heap : {0, 1 << 20})
+                world(ranks + 1, Layout{0, 1 << 20, heap}, Patience{100, 1}, parts_both_ways, thresholds);
+            for (const bool apart : {false, true})
+                for (const std::uint64_t forged : {Segment::address_of(nullptr) + 8, std::uint64_t{8}}) {
+                    std::atomic<bool> told{false};
+                    const auto program = [&](Rank& me) { forged_homes(me, apart, forged, told); };
+                    world(ranks, Layout{0, 64 << 10, 0}, Patience{100, 1}, program, thresholds);
+                }
             world(ranks, large, Patience{100, 1}, [](Rank& me) { heap_arrays(me); }, thresholds);
         }
         world(ranks, large, Patience{100, 1}, mismatch, by_address);
