@@ -234,8 +234,8 @@ protected:
         return std::any_of(addresses_.begin(), addresses_.end(), [](std::uint64_t address) { return address != 0; });
     }
 
-    // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot, as parts that lie
-    // apart have: then there is no array.
+    // Where an array that this rank shows can be read by the others; 0 if it has to be copied into a slot, or there is no
+    // array, because its parts lie apart.
     std::uint64_t home_of(const std::byte* array, std::size_t bytes, std::size_t footprint, bool by_address) const noexcept {
         if (array == nullptr) return 0;
         const std::uint64_t offset = footprint > worth_sharing ? s_.offset_of(array, bytes) : 0;
