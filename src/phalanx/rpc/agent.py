@@ -180,7 +180,8 @@ class Agent:
             RpcTimeout: No answer came in time. The call is cancelled on the other rank.
             RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
-            Cancelled: The other rank closed its agent first.
+            ChannelClosed: The rank has closed its agent.
+            Cancelled: This agent was closed meanwhile, or the caller of the handler that called has given up.
             UsageError: An argument cannot be sent.
         """
         try:

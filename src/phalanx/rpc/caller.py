@@ -62,7 +62,6 @@ _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
     "argument": InvalidArgument,
     "message": InvalidMessage,
-    "cancelled": Cancelled,
 }
 """The exception for each kind of error that a server reports, if the function itself did not raise."""
 
