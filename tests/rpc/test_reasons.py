@@ -149,3 +149,34 @@ def test_a_call_that_meets_an_agent_which_is_closing(processes: str, name: str) 
     error = run_ranks(2, closes_before_it_begins, name, timeout=20, **_world(processes))[0]
     assert type(error) is ChannelClosed, repr(error)
     assert error.peer == 1
+
+
+# -- no connection in time ---------------------------------------------------------------------------------------------
+
+
+def not_connected(world: px.Group, has_none: bool) -> list[Any]:
+    """The errors of calls of 10 ms to a rank that is stopped, or has no agent."""
+    pids = world.all_gather_object(os.getpid())
+    agent = Agent(world, timeout=20) if world.rank == 0 or not has_none else None
+    world.barrier()
+    errors: list[Any] = []
+    if world.rank == 0:
+        assert agent is not None
+        if not has_none:
+            os.kill(pids[1], signal.SIGSTOP)
+        try:
+            errors = at_once(2, lambda _: agent.call(1, "echo", 1, timeout=0.01))
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+    world.barrier()
+    if agent is not None:
+        agent.close(drain=False)
+    return errors
+
+
+@pytest.mark.parametrize(("where", "has_none"), [("rings", True), ("rings", False), ("tcp", False)])
+def test_a_call_that_could_not_be_sent_in_time_says_what_it_waited_for(where: str, has_none: bool) -> None:
+    for error in run_ranks(2, not_connected, has_none, timeout=20, **_world(where))[0]:
+        assert type(error) is px.RpcTimeout, repr(error)
+        assert "no connection to the agent of rank 1 within 0.01 s, so nothing was sent: " in str(error)
+        assert (error.peer, error.seconds) == (1, 0.01)

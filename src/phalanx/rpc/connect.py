@@ -132,7 +132,7 @@ class Connections:
         """The link to a rank; opens it if there is none. A link that is given is only checked.
 
         Raises:
-            RpcTimeout: The agent of the rank did not answer in time.
+            RpcTimeout: There was no connection in time.
             NoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
             Closed: This agent is closed.
@@ -157,7 +157,7 @@ class Connections:
             try:
                 while not self._take_turn(dst, turn):
                     if deadline.expired:
-                        raise self._no_answer(dst, deadline)
+                        raise self._not_connected(dst, deadline, "another thread is still waiting for it")
                     self._dialling[dst].wait(deadline)
                 link = self.callers.get(dst)
                 if link is not None:
@@ -189,7 +189,10 @@ class Connections:
             self.accept(dst, Stream(other))
             stream = Stream(mine)
         else:
-            stream = self.port.dial(dst, deadline)
+            try:
+                stream = self.port.dial(dst, deadline)
+            except Timeout as late:
+                raise self._not_connected(dst, deadline, str(late)) from None
             if not self.port.oversubscribed:
                 stream.keep_in_cache()
             try:
@@ -244,7 +247,7 @@ class Connections:
             write_all(stream, pack_header(CallKind.RING, len(answer), 0, 0) + answer, deadline, what, check)
             return agreement.stream() if accepted else stream
         except Timeout:
-            raise self._no_answer(dst, deadline) from None
+            raise self._not_connected(dst, deadline, "its agent has not answered (does it have one?)") from None
         except (StreamEnded, ProtocolError) as ended:
             raise self.port.why_ended(dst, ended, VERDICT_WAIT) from None
         finally:
@@ -257,10 +260,11 @@ class Connections:
         if self.closed:
             raise Closed("this agent was closed", rank=self._world_ranks[self._rank])
 
-    def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
+    def _not_connected(self, dst: int, deadline: Deadline, why: str) -> RpcTimeout:
+        """The error for a call whose time was over before it could be sent."""
         rank = self._world_ranks[dst]
         return RpcTimeout(
-            f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (does it have one?)",
+            f"no connection to the agent of rank {rank} within {deadline.seconds:g} s, so nothing was sent: {why}",
             missing=[rank],
             seconds=deadline.seconds,
             rank=self._world_ranks[self._rank],
