@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.rpc.support import WORLDS, at_once, error_of, until
+from tests.rpc.support import WORLDS, at_once, error_of, run, until
 
 import phalanx as px
 from phalanx.errors import ChannelClosed, PeerLost
 from phalanx.rpc import Agent
+from phalanx.rpc.caller import CallerLink
+from phalanx.rpc.pending_call import ItemReader, PendingCall
+from phalanx.rpc.poller import LinkPoller
+from phalanx.rpc.server import ServerLink
 from phalanx.testing import run_ranks
+from phalanx.wire.calls import CallKind
 
 LONG = 24 << 20
 """Bytes of an argument or a result that is half-way for a while."""
@@ -180,3 +187,107 @@ def test_a_call_that_could_not_be_sent_in_time_says_what_it_waited_for(where: st
         assert type(error) is px.RpcTimeout, repr(error)
         assert "no connection to the agent of rank 1 within 0.01 s, so nothing was sent: " in str(error)
         assert (error.peer, error.seconds) == (1, 0.01)
+
+
+# -- a deadline that passes at a bad moment ----------------------------------------------------------------------------
+
+
+def serve_numbers(agent: Agent) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    def numbers(count: int) -> Iterator[int]:
+        begun.set()
+        try:
+            yield from range(count)
+        finally:
+            closed.set()
+
+    agent.register(numbers)
+    agent.register("left open", lambda: begun.is_set() and not closed.wait(2))
+    agent.register("echo", lambda x: x)
+
+
+def late_before_it_is_sent(agent: Agent) -> Any:
+    """A call is given up after it was entered and before its request is sent."""
+    assert agent.call(1, "echo", 1) == 1
+    link = agent._connections.callers[1]
+    send = link.send
+
+    def send_late(kind: int, *args: Any, **kwargs: Any) -> bool:
+        if kind == CallKind.REQUEST:
+            until(lambda: all(pending.deadline.expired for pending in list(link.calls.values())), "the deadline")
+            link._expire_calls()  # as the agent's thread does
+        return send(kind, *args, **kwargs)
+
+    link.send = send_late  # type: ignore[method-assign]
+    future = agent.call_async(1, "numbers", 1000, timeout=0.01)
+    del link.send
+    return error_of(future.result, 5), agent.call(1, "left open")
+
+
+def test_a_call_that_is_late_before_it_is_sent_is_cancelled_on_the_other_rank(where: str) -> None:
+    error, left_open = run(where, 2, serve_numbers, late_before_it_is_sent)
+    assert type(error) is px.RpcTimeout
+    assert not left_open
+
+
+def late_while_its_stream_begins(agent: Agent, how: str) -> Any:
+    """The deadline passes while another thread opens the stream that the call has returned."""
+    assert agent.call(1, "echo", 1) == 1
+    link = agent._connections.callers[1]
+    open_stream = link._open_stream
+
+    def open_late(opened_by: CallerLink, pending: PendingCall) -> ItemReader:
+        late = threading.Thread(target=link.abandon, args=(pending, link.timed_out(pending)))
+        late.start()
+        late.join(0.2)  # if it has to wait for this thread, it does so longer
+        return open_stream(opened_by, pending)
+
+    link._open_stream = open_late
+    try:
+        if how == "call":
+            return list(agent.call(1, "numbers", 40, timeout=1))
+        return list(agent.call_async(1, "numbers", 40, timeout=1).result())
+    finally:
+        link._open_stream = open_stream
+        assert not agent.call(1, "left open")
+        until(lambda: not link.calls and not link._unattended, "the end of all calls")
+
+
+@pytest.mark.parametrize("how", ["call", "call_async"])
+def test_a_deadline_that_passes_while_a_stream_begins(where: str, how: str) -> None:
+    assert run(where, 2, serve_numbers, late_while_its_stream_begins, how) == list(range(40))
+
+
+# -- a link that comes at a bad moment ---------------------------------------------------------------------------------
+
+
+def comes_while_one_link_is_served(agent: Agent) -> Any:
+    """A link comes just when the agent's thread looks whether the only one that it has is paused."""
+    if agent.rank == 0:
+        assert agent.call(1, "echo", 1) == 1
+        agent.join()
+        agent.join()
+        assert agent.call(1, "echo", np.ones(10)).sum() == 10  # it has a payload: the thread looks
+        return None
+    agent.join()
+    [link] = agent._connections.servers
+    outcome: list[Any] = []
+    calls = threading.Thread(target=lambda: outcome.extend(at_once(1, lambda _: agent.call(1, "echo", 7, timeout=2))))
+
+    class Looked(ServerLink):
+        @property
+        def is_paused(self) -> bool:
+            if sys._getframe(1).f_code is LinkPoller._serve_alone.__code__ and calls.ident is None:
+                calls.start()
+                until(lambda: len(agent._poller._links) == 2, "the second link")
+            return super().is_paused
+
+    link.__class__ = Looked
+    agent.join()
+    until(lambda: outcome, "the outcome of the call")
+    return outcome[0]
+
+
+def test_a_link_that_comes_while_another_is_served_is_read(processes: str) -> None:
+    assert run(processes, 2, serve_numbers, comes_while_one_link_is_served, everyone=True)[1] == 7
