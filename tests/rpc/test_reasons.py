@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -291,3 +293,73 @@ def comes_while_one_link_is_served(agent: Agent) -> Any:
 
 def test_a_link_that_comes_while_another_is_served_is_read(processes: str) -> None:
     assert run(processes, 2, serve_numbers, comes_while_one_link_is_served, everyone=True)[1] == 7
+
+
+# -- no descriptor left ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """As if this process had as many files open as it may."""
+    os.close(lowest := os.dup(0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def start_without_descriptors(world: px.Group) -> Any:
+    """What an agent raises that cannot start, and what its rank says to those that call it."""
+    if world.rank == 1:
+        with no_descriptors():
+            error = error_of(Agent, world)
+        world.barrier()
+        world.barrier()
+        return error
+    with Agent(world) as agent:
+        world.barrier()
+        error = error_of(agent.call, 1, "echo", 1, timeout=5)
+        world.barrier()
+    return error
+
+
+def test_an_agent_that_cannot_start_names_the_limit(processes: str) -> None:
+    told, error = run_ranks(2, start_without_descriptors, timeout=20, **_world(processes))
+    assert type(error) is px.OutOfResources, repr(error)
+    assert "RLIMIT_NOFILE" in str(error)
+    assert type(told) is ChannelClosed, repr(told)
+
+
+def call_without_descriptors(agent: Agent, how: str) -> BaseException:
+    calls: dict[str, Callable[[], Any]] = {
+        "call": lambda: agent.call(1, "echo", 1),
+        "itself": lambda: agent.call(0, "echo", 1),
+        "call_async": lambda: agent.call_async(1, "echo", 1).result(5),
+        "notify": lambda: agent.notify(1, "echo", 1),
+        "wait": lambda: agent.call(1, "echo", np.zeros(1 << 20)),
+        "wait_async": lambda: future.result(5),
+    }
+    if how.startswith("wait"):  # connected already: a thread that has never waited needs a descriptor to do so
+        future = agent.call_async(1, "echo", 1)
+        until(future.done, "the connection")
+        future = agent.call_async(1, "nap", 0.5)
+    with no_descriptors():
+        [error] = at_once(1, lambda _: calls[how]())
+    assert agent.call(1, "echo", 3, timeout=5) == 3
+    assert agent.call(0, "echo", 3, timeout=5) == 3
+    assert isinstance(error, BaseException), error
+    return error
+
+
+def serve_naps(agent: Agent) -> None:
+    agent.register("echo", lambda x: x)
+    agent.register("nap", time.sleep)
+
+
+@pytest.mark.parametrize("how", ["call", "itself", "call_async", "notify", "wait", "wait_async"])
+def test_a_call_that_has_no_descriptor_names_the_limit(processes: str, how: str) -> None:
+    error = run(processes, 2, serve_naps, call_without_descriptors, how)
+    assert type(error) is px.OutOfResources, repr(error)
+    assert "RLIMIT_NOFILE" in str(error)

@@ -24,6 +24,7 @@ from ..errors import (
     Timeout,
     copy_for_raise,
 )
+from ..system_limits import naming_limits
 from ..transports.duplex_ring import RingAgreement
 from ..transports.lending import lending_with
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
@@ -106,7 +107,11 @@ class Connections:
         self._spin = 0.0 if self.port.oversubscribed else SPIN
         self._lending = lending_with(self.port.spare_cores)
         self._lanes = lanes_with(self.port.spare_cores, self.port.oversubscribed)
-        self.poller = LinkPoller(name, workers, self._spin)
+        try:
+            self.poller = LinkPoller(name, workers, self._spin)
+        except BaseException:
+            self.port.close()  # ranks that call this one are told so
+            raise
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
     def start(self, on_close: Callable[[], None]) -> None:
@@ -136,6 +141,7 @@ class Connections:
             NoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
             Closed: This agent is closed.
+            OutOfResources: This process has no descriptor left.
         """
         link = self.callers.get(dst)  # type: ignore[arg-type]  # a link is none of its keys
         if link is not None and type(dst) is not bool and not self.closed and not self._backend.forked:
@@ -167,7 +173,8 @@ class Connections:
                 found, lost = self._found_lost.get(dst, (0.0, None))
                 if lost is not None and found >= came:
                     raise copy_for_raise(lost, "", self._world_ranks[self._rank])
-                return self._connect(dst, deadline)
+                with naming_limits():
+                    return self._connect(dst, deadline)
             except PeerLost as lost:
                 self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
                 raise
