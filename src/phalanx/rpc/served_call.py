@@ -94,11 +94,10 @@ class ServedCall:
         request = self._take()
         if request is None or (link.ended is not None and self.number):
             return  # given up, or the caller is gone; a notification is still run after its sender has gone
-        registry = link.registry()
-        if link.closing or registry is None:  # the end of the link, which is near, tells the caller
-            self._done()
-            return
         try:
+            if link.closing:  # the end of the link, which is near, tells the caller
+                self._done()
+                return
             fields = fast_call(request) if type(request) is bytes else NOT_FAST
             if fields is NOT_FAST:
                 fields = read_request(request, link.limits)
@@ -109,6 +108,10 @@ class ServedCall:
                 return
             now = time.monotonic()
             if now >= ends:
+                self._done()
+                return
+            registry = link.registry()
+            if registry is None:  # the agent was dropped, and is about to close
                 self._done()
                 return
             function, args = registry.find(link, name, target, args)
