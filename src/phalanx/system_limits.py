@@ -17,7 +17,7 @@ try:
 except ImportError:  # not on every platform
     resource = None  # type: ignore[assignment]
 
-__all__ = ["naming_limits", "out_of_resources"]
+__all__ = ["naming_limits", "out_of_resources", "raise_limit"]
 
 _NO_THREAD = "can't start new thread"
 
@@ -48,9 +48,17 @@ def naming_limits() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        limit = out_of_resources(error)
-        if limit is None:
-            raise
+        raise_limit(error)
+        raise
+
+
+def raise_limit(error: BaseException) -> None:
+    """Raises `OutOfResources` for an error that means a limit; does nothing for any other.
+
+    For the `except` of a public call that is too quick to be surrounded by `naming_limits`.
+    """
+    limit = out_of_resources(error)
+    if limit is not None:
         raise limit from error
 
 

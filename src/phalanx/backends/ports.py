@@ -70,9 +70,17 @@ class LinkPort(ABC):
             return ProtocolError(
                 f"rank {rank} sent a malformed message; closing the connection to it: {ended}", peer=rank
             )
-        known = self.control.verdict(rank, (), wait)
+        known = self.ask_why(member, wait)
         if known is not None:
             return known
         if self.control.has_left(rank):
             return ChannelClosed(rank, "it has left the world")
         return ChannelClosed(rank, f"its connection has ended: {ended}")
+
+    def ask_why(self, member: int, wait: float) -> PhalanxError | None:
+        """Finds out what became of a member whose stream has ended; None if that is not known within `wait` seconds.
+
+        Where a member can be asked itself, it is: a goodbye on the stream is lost if it would have to go into the
+        middle of a frame, or if the other side has not read all that was sent before it.
+        """
+        return self.control.verdict(self.members[member], (), wait)

@@ -19,6 +19,7 @@ from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..frames import hide_frames, hides_frames
 from ..group import Group
+from ..system_limits import naming_limits, raise_limit
 from ..untraced import leave_calls_alone
 from ..wire.codec import Limits
 from .caller import CallerLink
@@ -67,6 +68,7 @@ class Agent:
     Raises:
         UsageError: An argument is not valid.
         Closed: The group is closed.
+        OutOfResources: This process has no more descriptors, threads or memory; names the limit.
     """
 
     @hides_frames
@@ -104,23 +106,25 @@ class Agent:
             max_head=min(max_message, 64 << 20), max_payload=max_message, raised_by="Agent(…, max_message=…)"
         )
         self._registry = Registry(world_rank)
-        self._connections = Connections(
-            backend,
-            self.rank,
-            group.members,
-            self._registry,
-            f"phalanx-rpc-{world_rank}",
-            self._limits,
-            workers=workers,
-            max_message=max_message,
-            max_in_flight=max_in_flight,
-            max_queue=max_queue,
-        )
+        with naming_limits():
+            self._connections = Connections(
+                backend,
+                self.rank,
+                group.members,
+                self._registry,
+                f"phalanx-rpc-{world_rank}",
+                self._limits,
+                workers=workers,
+                max_message=max_message,
+                max_in_flight=max_in_flight,
+                max_queue=max_queue,
+            )
         self._poller = self._connections.poller
         self._dropped = weakref.finalize(self, _drop, os.getpid(), self._connections)
         self._dropped.atexit = False
         _open.add(self)
-        self._connections.start(functools.partial(_close, weakref.ref(self)))
+        with naming_limits():
+            self._connections.start(functools.partial(_close, weakref.ref(self)))
 
     # -- what can be called here ---------------------------------------------------------------------------------------
 
@@ -180,13 +184,16 @@ class Agent:
             RpcTimeout: No answer came in time. The call is cancelled on the other rank.
             RpcNoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
-            Cancelled: The other rank closed its agent first.
+            ChannelClosed: The rank has closed its agent.
+            Cancelled: This agent was closed meanwhile, or the caller of the handler that called has given up.
+            OutOfResources: This process has no descriptor left, to connect or to wait.
             UsageError: An argument cannot be sent.
         """
         try:
             return self._call(dst, name, 0, args, kwargs, timeout, returns)
         except BaseException as error:
             hide_frames(error)
+            raise_limit(error)
             raise
 
     def call_async(
@@ -204,6 +211,7 @@ class Agent:
             return self._call_async(dst, name, 0, args, kwargs, timeout, returns)
         except BaseException as error:
             hide_frames(error)
+            raise_limit(error)
             raise
 
     async def acall(
@@ -214,6 +222,7 @@ class Agent:
             return await self._acall(dst, name, 0, args, kwargs, timeout, returns)
         except BaseException as error:
             hide_frames(error)
+            raise_limit(error)
             raise
 
     @hides_frames
@@ -225,7 +234,11 @@ class Agent:
             PeerLost: The rank is gone.
             UsageError: An argument cannot be sent.
         """
-        self._notify(dst, name, 0, args, kwargs, timeout)
+        try:
+            self._notify(dst, name, 0, args, kwargs, timeout)
+        except OSError as error:
+            raise_limit(error)
+            raise
 
     @hides_frames
     def create(self, dst: int, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteObject:
@@ -239,7 +252,8 @@ class Agent:
             link = self._connections.link_to(dst, deadline)
         except (Timeout, NoConnection) as error:
             raise of_call(error) from None
-        number = self._call(link, name, CREATE, args, kwargs, timeout, None)
+        with naming_limits():
+            number = self._call(link, name, CREATE, args, kwargs, timeout, None)
         caller = MethodCaller(self._call, self._call_async, self._acall, self._notify, self._registry)
         return RemoteObject(caller, link, name, number)
 

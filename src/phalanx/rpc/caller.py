@@ -41,7 +41,7 @@ from .pending_call import ItemReader, PendingCall
 from .pipe import Found
 from .poller import LinkPoller
 from .signature import convert_result
-from .waiter import Waiter
+from .waiter import ConditionWaiter, SlotWaiter, Waiter
 
 __all__ = ["CallerLink"]
 
@@ -62,7 +62,6 @@ _ERRORS: dict[str, type[RpcError]] = {
     "not found": FunctionNotFound,
     "argument": InvalidArgument,
     "message": InvalidMessage,
-    "cancelled": Cancelled,
 }
 """The exception for each kind of error that a server reports, if the function itself did not raise."""
 
@@ -119,8 +118,8 @@ class CallerLink(CallLink):
         self._expire_at = float("inf")
         """When `_expire_calls` runs next."""
         self._counting = threading.RLock()  # re-entrant: a signal handler may make a call
-        """Guards `_unattended`, and what follows from it."""
-        self._waiting_for_slot: deque[_SlotWaiter] = deque()
+        """Guards `_unattended` and what follows from it, and the beginning of a stream against its deadline."""
+        self._waiting_for_slot: deque[SlotWaiter] = deque()
         """Calls that wait until fewer are in flight, the first one first."""
 
     def ask_poller(self) -> None:
@@ -362,23 +361,33 @@ class CallerLink(CallLink):
 
     def abandon(self, pending: PendingCall, error: BaseException | None) -> None:
         """Gives a call up, unless it is finished: tells the server, and stops using the caller's memory."""
-        if self._withdraw(pending.number):
+        if self._withdraw(pending.number, unless_done=error is not None):
             if error is not None and pending.stream is None:
                 self._answered(pending, False)
             pending.finish(error)
             self.wake_mover()  # it may be the very thread that waits for this call
 
-    def _withdraw(self, number: int) -> bool:
-        """Forgets a call and tells the server; False if the call was finished."""
-        pending = self.calls.pop(number, None)
+    def _withdraw(self, number: int, *, unless_done: bool = False) -> bool:
+        """Forgets a call and tells the server; False if the call was finished.
+
+        Args:
+            unless_done: Not if it is a stream that has begun, which is somebody's by now.
+        """
+        with self._counting:
+            if unless_done and (known := self.calls.get(number)) is not None and known.done:
+                return False
+            pending = self.calls.pop(number, None)
         if pending is None:
             return False
         self._unattend(pending)
         if self._waiting_for_slot:
             self._free_slot()
+        self._cancel_on_server(number)
+        return True
+
+    def _cancel_on_server(self, number: int) -> None:
         if self.ended is None and not self.withdraw_request(number):
             self._send_control(CallKind.CANCEL, number)
-        return True
 
     def _send_control(self, kind: CallKind, number: int, head: bytes = b"") -> None:
         try:
@@ -397,7 +406,7 @@ class CallerLink(CallLink):
 
     def _wait_for_slot(self, pending: PendingCall, number: int) -> None:
         """Blocks until it is this call's turn to be in flight, and enters it under that number."""
-        waiting, me, deadline = self._waiting_for_slot, _SlotWaiter(), pending.deadline
+        waiting, me, deadline = self._waiting_for_slot, SlotWaiter(), pending.deadline
         # A call of a signal handler cannot wait for the one that it has interrupted.
         enter = waiting.appendleft if any(other.thread == me.thread for other in tuple(waiting)) else waiting.append
         with self.poller.blocking():
@@ -421,7 +430,7 @@ class CallerLink(CallLink):
 
     def _wait_for_room(self, pending: PendingCall, allowed: int = MAX_QUEUED) -> None:
         """Blocks until at most `allowed` bytes are queued."""
-        waiter = _RoomWaiter(self, allowed)
+        waiter = ConditionWaiter(lambda: self.queued_bytes <= allowed or self.ended is not None)
         if waiter.done and self.ended is None:
             return
         with self.poller.blocking():
@@ -447,6 +456,9 @@ class CallerLink(CallLink):
         except BaseException:
             self._unattend(pending)
             raise
+        if pending.number not in self.calls and pending.deadline.expired:
+            # Given up before it was sent, perhaps: then the server was told before it knew of the call.
+            self._cancel_on_server(pending.number)
         self._newest = pending.deadline
         if not self.needs_poller and not self._in_grace:
             self._in_grace = True
@@ -513,9 +525,10 @@ class CallerLink(CallLink):
             self.needs_poller = bool(self.queued_bytes) or (self.needs_poller and self._unattended > 0)
 
     def _unattend(self, pending: PendingCall) -> None:
-        if pending.unattended:
-            pending.unattended = False
-            self.end_unattended()
+        with self._counting:
+            if pending.unattended:
+                pending.unattended = False
+                self.end_unattended()
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -589,11 +602,15 @@ class CallerLink(CallLink):
         if pending is None:
             return
         if frame.kind is CallKind.STREAM and pending.stream is None:
-            pending.opened = self._open_stream(self, pending)
-            pending.stream = weakref.ref(pending.opened)
+            with self._counting:  # its deadline may pass just now: either it is given up before, or it is done
+                if frame.call not in self.calls:
+                    return
+                pending.opened = self._open_stream(self, pending)
+                pending.stream = weakref.ref(pending.opened)
+                pending.frame = frame
+                pending.done = True
             self._answered(pending, True)
-            pending.frame = frame
-            pending.finish()
+            pending.tell()
             if pending.future is not None:
                 future = pending.future()
                 pending.opened = None if future is None else future.take_stream()
@@ -657,33 +674,3 @@ class CallerLink(CallLink):
     def cancel_stream(self, number: int) -> None:
         """Tells the server that the reader of a stream wants no more items."""
         self._withdraw(number)
-
-
-class _SlotWaiter:
-    """A thread that waits until its call may be in flight."""
-
-    __slots__ = ("bell", "thread")
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.bell = threading.Lock()
-        self.bell.acquire()
-
-    def wake(self) -> None:
-        """Has it look whether it may go."""
-        with contextlib.suppress(RuntimeError):  # it is awake
-            self.bell.release()
-
-
-class _RoomWaiter(Waiter):
-    """Waits until at most `allowed` bytes of a link are queued."""
-
-    __slots__ = ("_allowed", "_link")
-
-    def __init__(self, link: CallLink, allowed: int) -> None:
-        self._link = link
-        self._allowed = allowed
-
-    @property
-    def done(self) -> bool:  # type: ignore[override]
-        return self._link.queued_bytes <= self._allowed or self._link.ended is not None

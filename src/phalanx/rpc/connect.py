@@ -24,6 +24,7 @@ from ..errors import (
     Timeout,
     copy_for_raise,
 )
+from ..system_limits import naming_limits
 from ..transports.duplex_ring import RingAgreement
 from ..transports.lending import lending_with
 from ..transports.stream import Stream, StreamEnded, read_exactly, write_all
@@ -106,7 +107,11 @@ class Connections:
         self._spin = 0.0 if self.port.oversubscribed else SPIN
         self._lending = lending_with(self.port.spare_cores, self.port.crew)
         self._lanes = lanes_with(self.port.spare_cores, self.port.oversubscribed)
-        self.poller = LinkPoller(name, workers, self._spin)
+        try:
+            self.poller = LinkPoller(name, workers, self._spin)
+        except BaseException:
+            self.port.close()  # ranks that call this one are told so
+            raise
         self._losses = _LossWatcher(self._control, world_ranks, self.callers, self.servers)
 
     def start(self, on_close: Callable[[], None]) -> None:
@@ -132,10 +137,11 @@ class Connections:
         """The link to a rank; opens it if there is none. A link that is given is only checked.
 
         Raises:
-            RpcTimeout: The agent of the rank did not answer in time.
+            RpcTimeout: There was no connection in time.
             NoConnection: This backend has no way to that rank.
             PeerLost: The rank is gone.
             Closed: This agent is closed.
+            OutOfResources: This process has no descriptor left.
         """
         link = self.callers.get(dst)  # type: ignore[arg-type]  # a link is none of its keys
         if link is not None and type(dst) is not bool and not self.closed and not self._backend.forked:
@@ -157,7 +163,7 @@ class Connections:
             try:
                 while not self._take_turn(dst, turn):
                     if deadline.expired:
-                        raise self._no_answer(dst, deadline)
+                        raise self._not_connected(dst, deadline, "another thread is still waiting for it")
                     self._dialling[dst].wait(deadline)
                 link = self.callers.get(dst)
                 if link is not None:
@@ -167,7 +173,8 @@ class Connections:
                 found, lost = self._found_lost.get(dst, (0.0, None))
                 if lost is not None and found >= came:
                     raise copy_for_raise(lost, "", self._world_ranks[self._rank])
-                return self._connect(dst, deadline)
+                with naming_limits():
+                    return self._connect(dst, deadline)
             except PeerLost as lost:
                 self._found_lost[dst] = (time.monotonic(), lost.during(lost.operation or "", lost.rank))
                 raise
@@ -189,7 +196,10 @@ class Connections:
             self.accept(dst, Stream(other))
             stream = Stream(mine)
         else:
-            stream = self.port.dial(dst, deadline)
+            try:
+                stream = self.port.dial(dst, deadline)
+            except Timeout as late:
+                raise self._not_connected(dst, deadline, str(late)) from None
             if not self.port.oversubscribed:
                 stream.keep_in_cache()
             try:
@@ -244,7 +254,7 @@ class Connections:
             write_all(stream, pack_header(CallKind.RING, len(answer), 0, 0) + answer, deadline, what, check)
             return agreement.stream() if accepted else stream
         except Timeout:
-            raise self._no_answer(dst, deadline) from None
+            raise self._not_connected(dst, deadline, "its agent has not answered (does it have one?)") from None
         except (StreamEnded, ProtocolError) as ended:
             raise self.port.why_ended(dst, ended, VERDICT_WAIT) from None
         finally:
@@ -257,10 +267,11 @@ class Connections:
         if self.closed:
             raise Closed("this agent was closed", rank=self._world_ranks[self._rank])
 
-    def _no_answer(self, dst: int, deadline: Deadline) -> RpcTimeout:
+    def _not_connected(self, dst: int, deadline: Deadline, why: str) -> RpcTimeout:
+        """The error for a call whose time was over before it could be sent."""
         rank = self._world_ranks[dst]
         return RpcTimeout(
-            f"the agent of rank {rank} did not answer within {deadline.seconds:g} s (does it have one?)",
+            f"no connection to the agent of rank {rank} within {deadline.seconds:g} s, so nothing was sent: {why}",
             missing=[rank],
             seconds=deadline.seconds,
             rank=self._world_ranks[self._rank],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..frames import hide_frames
+from ..system_limits import raise_limit
 from .caller import CallerLink
 from .pending_call import PendingCall
 
@@ -71,6 +72,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
             return super().result(self._rest(timeout))
         except BaseException as error:
             hide_frames(error)
+            raise_limit(error)
             raise
 
     def _read(self, head: bytes) -> Any:

@@ -186,7 +186,8 @@ class LinkPoller:
             finally:
                 self._asleep = False
             if call is None:
-                self._changed = self._changed or link.is_paused
+                if link.is_paused:  # only ever set here: another thread may do so at the same time
+                    self._changed = True
                 return True
             if tasks or not workers.may_begin:  # others have come meanwhile, or go on
                 self.add_as_mover(call)

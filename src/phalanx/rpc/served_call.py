@@ -37,7 +37,6 @@ _KINDS: tuple[tuple[str, type[Exception]], ...] = (
     ("not found", FunctionNotFound),
     ("argument", InvalidArgument),
     ("message", InvalidMessage),
-    ("cancelled", Cancelled),
 )
 """The errors that can happen before the handler is entered, and how the answer names them."""
 
@@ -96,8 +95,9 @@ class ServedCall:
         if request is None or (link.ended is not None and self.number):
             return  # given up, or the caller is gone; a notification is still run after its sender has gone
         try:
-            if link.closing:
-                raise Cancelled("the other rank is closing its agent")
+            if link.closing:  # the end of the link, which is near, tells the caller
+                self._done()
+                return
             fields = fast_call(request) if type(request) is bytes else NOT_FAST
             if fields is NOT_FAST:
                 fields = read_request(request, link.limits)
@@ -111,8 +111,9 @@ class ServedCall:
                 self._done()
                 return
             registry = link.registry()
-            if registry is None:
-                raise Cancelled("the other rank is closing its agent")
+            if registry is None:  # the agent was dropped, and is about to close
+                self._done()
+                return
             function, args = registry.find(link, name, target, args)
             args, kwargs = function.signature.bind(function.name, args, kwargs)
             self._entered_at = now
@@ -190,8 +191,8 @@ class ServedCall:
             if not isinstance(error, Cancelled):
                 logger.warning("a notification from rank %d failed: %s", link.peer, describe(error))
             return
-        if context is not None and context._cancelled:
-            return  # the caller has given up
+        if link.closing or (context is not None and context._cancelled):
+            return  # the end of the link tells the caller, or the caller has given up
         kind, trace = "raised", ""
         if self._entered_at:
             trace = user_traceback(error)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..deadline import Deadline
 from ..errors import copy_for_raise, of_call
 from ..frames import hide_frames
+from ..system_limits import raise_limit
 from ..wire.calls import CallKind
 from .caller import CallerLink
 from .link import WINDOW, Frame
@@ -71,6 +72,7 @@ class RemoteStream(ItemReader):
             return self._next(StopIteration)
         except BaseException as error:
             hide_frames(error)
+            raise_limit(error)
             raise
 
     def __aiter__(self) -> AsyncIterator[Any]:

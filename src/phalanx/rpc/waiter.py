@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Waiter"]
+__all__ = ["ConditionWaiter", "SlotWaiter", "Waiter"]
 
 
 class Waiter:
@@ -33,3 +35,32 @@ class Waiter:
             except IndexError:  # another thread took it
                 return
             lock.release()
+
+
+class ConditionWaiter(Waiter):
+    """Waits until something holds which the mover brings about, such as room in the link's queue."""
+
+    __slots__ = ("_holds",)
+
+    def __init__(self, holds: Callable[[], bool]) -> None:
+        self._holds = holds
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self._holds()
+
+
+class SlotWaiter:
+    """A thread that waits until its call may be in flight."""
+
+    __slots__ = ("bell", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+    def wake(self) -> None:
+        """Has it look whether it may go."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self.bell.release()

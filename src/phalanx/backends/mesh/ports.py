@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...deadline import Deadline
-from ...errors import ChannelClosed
+from ...errors import ChannelClosed, PeerLost, PhalanxError
 from ...transports.stream import Stream
 from ...wire.handshake import HandshakeStatus, Rejected
 from ..ports import Accept, LinkPort
@@ -53,6 +53,19 @@ class MeshPort(LinkPort):
             if error.status in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN):
                 raise ChannelClosed(rank, "it has closed its agent") from None
             raise
+
+    def ask_why(self, member: int, wait: float) -> PhalanxError | None:
+        rank = self.members[member]
+        if self._closed or rank == self.control.rank:
+            return super().ask_why(member, wait)
+        deadline = Deadline(wait)
+        try:
+            self.dial(member, deadline).close()  # it says so if it has closed its agent
+        except PeerLost as gone:
+            return gone
+        except (PhalanxError, OSError):  # it cannot be asked
+            return super().ask_why(member, deadline.remaining())
+        return super().ask_why(member, 0.0)
 
     def memory_of(self, member: int) -> int | None:
         rank = self.members[member]
