@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -67,8 +69,9 @@ public:
         bell_.wake();
     }
 
-    // Calls `work(piece, hand)` once for each piece, in this thread, whose hand is 0, and in up to so many others. Returns when
-    // all are done. `work` must not throw.
+    // Calls `work(piece, hand)` once for each piece, in this thread, whose hand is 0, and in up to so many others. Each hand has a
+    // lot of pieces that follow each other, the same ones the next time: its core has them in its cache, and nobody else's has.
+    // Who is done with its own takes on those of others. Returns when all are done. `work` must not throw.
     template <class Work>
     void share(std::size_t pieces, int helpers, Work& work) {
         const int wanted = static_cast<int>(std::min<std::size_t>(std::min({helpers, most_, trusted_}), pieces > 0 ? pieces - 1 : 0));
@@ -79,11 +82,10 @@ public:
         }
         do_piece_ = [](void* given, std::size_t piece, int hand) { (*static_cast<Work*>(given))(piece, hand); };
         work_ = &work;
-        pieces_ = pieces;
+        deal_out(pieces);
         arithmetic_ = arithmetic();
         const std::int64_t since = monotonic_ns();
         note_pause(since - ended_);
-        next_.store(0, std::memory_order_relaxed);
         turn_.store(++turns_, std::memory_order_seq_cst);
         if (const std::uint32_t asleep = bell_.sleepers.load(std::memory_order_seq_cst) & hired_; asleep != 0) bell_.wake(asleep);
         do_pieces(0);
@@ -209,11 +211,27 @@ private:
         }
     }
 
+    struct alignas(64) Lot {
+        Shared<std::size_t> next{0};
+        std::size_t end = 0;
+    };
+
+    void deal_out(std::size_t pieces) noexcept {
+        hands_ = static_cast<std::size_t>(std::popcount(hired_)) + 1;
+        for (std::size_t hand = 0; hand < hands_; ++hand) {
+            lots_[hand].next.store(pieces * hand / hands_, std::memory_order_relaxed);
+            lots_[hand].end = pieces * (hand + 1) / hands_;
+        }
+    }
+
     void do_pieces(int hand) noexcept {
-        for (;;) {
-            const std::size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
-            if (piece >= pieces_) return;
-            do_piece_(work_, piece, hand);
+        for (std::size_t i = 0; i < hands_; ++i) {
+            Lot& lot = lots_[(static_cast<std::size_t>(hand) + i) % hands_];
+            for (;;) {
+                const std::size_t piece = lot.next.fetch_add(1, std::memory_order_relaxed);
+                if (piece >= lot.end) break;
+                do_piece_(work_, piece, hand);
+            }
         }
     }
 
@@ -254,11 +272,11 @@ private:
     // The work of this turn: written before the turn is shown, and not changed while anybody is inside.
     void (*do_piece_)(void*, std::size_t, int) = nullptr;
     void* work_ = nullptr;
-    std::size_t pieces_ = 0;
     std::uint32_t hired_ = 0;  // who may take part, by their bits on the bell
+    std::size_t hands_ = 1;    // so many they are, with the one that has the work
     Arithmetic arithmetic_ = 0;
     Bell bell_;
-    alignas(64) Shared<std::size_t> next_{0};
+    std::array<Lot, largest + 1> lots_;  // one for each hand
     alignas(64) Shared<std::uint64_t> turn_{0};  // 0: there is nothing to do
     Shared<int> inside_{0};
     Shared<bool> over_{false};

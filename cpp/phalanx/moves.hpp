@@ -60,7 +60,7 @@ public:
         way.to_root = true;
         way.window = std::min(way.window, window_bytes());
         const bool in_pieces = !has_helpers() && longest >= s_.thresholds().gather_in_pieces_from;
-        if (rank() != root) way.home = home_of(source, mine, mine, gathers_to_root_by_address(longest) && !in_pieces);
+        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest) && !in_pieces);
         way.shares_slot = fits_share(way, longest);
         bool own_left = false;
         const Outcome outcome = pass(
@@ -242,17 +242,12 @@ private:
         return (ranks() == 2 && s_.copies_once(longest)) || is_helped(ranks() * longest);
     }
 
-    // The same if only one gathers: through the slots, the other copies what comes next while it does.
-    bool gathers_to_root_by_address(std::size_t longest) const noexcept {
-        return (ranks() == 2 && s_.copies_once(longest / 2)) || is_helped(ranks() * longest);
-    }
-
     // The same for what all others read. They stand in each other's way in its page tables. One reader does not, but through
     // the slots the root copies what comes next while it does: to read has to gain more than where nobody does.
     bool broadcasts_by_address(std::size_t bytes) const noexcept {
         const auto readers = static_cast<std::size_t>(ranks() - 1);
         if (readers > 1) return is_helped(bytes, 4 * readers);
-        return is_helped(2 * bytes) || (!s_.crowded() && bytes >= worth_reading_alone && s_.copies_once(bytes / 4));
+        return is_helped(2 * bytes) || (!s_.crowded() && bytes >= worth_reading_alone && s_.copies_once(bytes / 2));
     }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so

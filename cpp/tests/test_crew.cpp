@@ -40,17 +40,18 @@ void all_pieces(int helpers) {
     }
 }
 
-// They do take part: each hand waits for all others to come.
+// They do take part: each hand waits for all others to come. And each does what was dealt out to it.
 void together() {
     constexpr int helpers = 3;
     Crew crew(helpers);
-    std::atomic<int> inside{0};
-    auto work = [&](std::size_t, int) {
+    std::atomic<int> inside{0}, others_piece{0};
+    auto work = [&](std::size_t piece, int hand) {
+        if (piece != static_cast<std::size_t>(hand)) others_piece.fetch_add(1);
         inside.fetch_add(1);
         while (inside.load() < helpers + 1) sched_yield();
     };
     crew.share(helpers + 1, helpers, work);
-    CHECK(inside.load() == helpers + 1);
+    CHECK(inside.load() == helpers + 1 && others_piece.load() == 0);
 }
 
 // A forked child does its work alone, and may let go of the crew.
