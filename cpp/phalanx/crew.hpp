@@ -180,11 +180,9 @@ private:
         const std::uint32_t bit = std::uint32_t{1} << (hand - 1);
         std::uint64_t seen = 0;
         while (!over_.load(std::memory_order_seq_cst)) {
-            const std::uint32_t word = bell_.word.load(std::memory_order_seq_cst);
-            bell_.sleepers.fetch_or(bit, std::memory_order_seq_cst);
             const std::uint64_t turn = turn_.load(std::memory_order_seq_cst);
             if (turn == 0 || turn == seen) {
-                if (!over_.load(std::memory_order_seq_cst)) detail::sleep_on(bell_, word, long_ns, bit);
+                sleep_until_called(bit, seen);
                 continue;
             }
             seen = turn;
@@ -197,6 +195,15 @@ private:
             inside_.fetch_sub(1, std::memory_order_seq_cst);
             if (looks_on_.load(std::memory_order_relaxed)) look_for_more(seen);
         }
+    }
+
+    void sleep_until_called(std::uint32_t bit, std::uint64_t seen) noexcept {
+        // In this order: whoever has work by now sees that this thread may sleep, or this thread sees the work.
+        const std::uint32_t word = bell_.word.load(std::memory_order_seq_cst);
+        bell_.sleepers.fetch_or(bit, std::memory_order_seq_cst);
+        const std::uint64_t turn = turn_.load(std::memory_order_seq_cst);
+        if ((turn == 0 || turn == seen) && !over_.load(std::memory_order_seq_cst)) detail::sleep_on(bell_, word, long_ns, bit);
+        bell_.sleepers.fetch_and(~bit, std::memory_order_seq_cst);  // to wake one that is awake would cost a system call
     }
 
     void look_for_more(std::uint64_t seen) const noexcept {
