@@ -67,8 +67,9 @@ public:
 
     // How many of the bytes that end at this count are here, and which. If none are, all lie in the ring.
     std::size_t get(Words& words, std::uint64_t end) const noexcept {
-        const auto stands = [&] { return count.beside_end.load(std::memory_order_acquire) == static_cast<std::uint32_t>(end); };
-        if (!stands()) return 0;
+        const auto low_bits = static_cast<std::uint32_t>(end);
+        const auto stands = [&] { return count.beside_end.load(std::memory_order_acquire) == low_bits; };
+        if (low_bits == 0 || !stands()) return 0;
         const std::size_t bytes = std::min<std::size_t>(count.beside.load(std::memory_order_relaxed), most_beside);
         for (std::size_t i = 0; i * sizeof(words[0]) < bytes; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_acquire);

@@ -307,6 +307,31 @@ void few_bytes_lie_beside_the_count() {
     CHECK(!reader.broken());
 }
 
+// At a count whose low bits say that nothing lies beside it.
+void few_bytes_at_four_gib() {
+    constexpr std::uint64_t four_gib = std::uint64_t{1} << 32;
+    Shared shared(1 << 20);
+    RingWriter writer = shared.writer();
+    RingReader reader = shared.reader();
+    const auto sent = pattern(1 << 20, 4);
+    const auto send = [&](std::size_t size) {
+        CHECK(writer.room(size) >= size);
+        writer.put(sent.data(), size);
+        writer.publish();
+        CHECK(reader.available(size) == size && reader.begins_with(sent.data(), size));
+        reader.skip(size);
+        reader.publish();
+    };
+    for (const std::size_t before : {30, 1000}) {  // the last message before that count is short, or long
+        while (four_gib - writer.position() % four_gib > sent.size()) send(sent.size());
+        send(four_gib - writer.position() % four_gib - before - 20);
+        send(20);
+        send(before);
+        CHECK(writer.position() % four_gib == 0);
+        send(20);
+    }
+}
+
 // Short ones only, with a reader that looks at any time.
 void few_bytes_between_threads() {
     constexpr int messages = 20'000;
@@ -499,6 +524,7 @@ int main() {
     a_poller_gets_one_byte();
     nonsense_is_not_followed();
     few_bytes_lie_beside_the_count();
+    few_bytes_at_four_gib();
     heads_are_messagepack();
     few_bytes_between_threads();
     between_threads();

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from tests.rpc.support import WORLDS, at_once, error_of, run, until
 
 import phalanx as px
 from phalanx.errors import ChannelClosed, PeerLost
-from phalanx.rpc import Agent
+from phalanx.rpc import Agent, connect
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.pending_call import ItemReader, PendingCall
 from phalanx.rpc.poller import LinkPoller
 from phalanx.rpc.server import ServerLink
 from phalanx.testing import run_ranks
+from phalanx.transports.lending import NOTHING
 from phalanx.wire.calls import CallKind
 
 LONG = 24 << 20
@@ -57,7 +59,8 @@ def stop_in_mid_argument(agent: Agent, half_way: threading.Event) -> None:
 
 def ends_in_mid_frame(world: px.Group, name: str, how: str) -> Any:
     """The errors of calls to rank 1 while it closes its agent, or is killed, in the middle of a frame."""
-    agent = Agent(world, timeout=20)
+    with mock.patch.object(connect, "lending_with", return_value=NOTHING):  # what is lent is read at once
+        agent = Agent(world, timeout=20)
     agent.register("take", lambda array: len(array))
     agent.register("give", lambda size: np.zeros(size, np.uint8))
     world.barrier()

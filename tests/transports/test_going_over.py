@@ -133,7 +133,7 @@ def test_impossible_counters_end_the_channel(pair: Pair) -> None:
     # The memory has no name, but a map of this process shows it.
     line = next(x for x in Path("/proc/self/maps").read_text().splitlines() if "phalanx-ring" in x)
     with Path("/proc/self/mem").open("r+b", 0) as memory:
-        memory.seek(int(line.split("-")[0], 16) + 64)  # what the writer has written
+        memory.seek(int(line.split("-")[0], 16) + 128)  # what the writer has written
         memory.write(b"\xff" * 8)
     pair.pump()
     assert isinstance(pair.ends[0][1], ProtocolError)
