@@ -350,6 +350,31 @@ def test_close_waits_for_calls_in_both_directions(where: str) -> None:
         assert took < bound(4)
 
 
+def close_beside_a_call(world: px.Group) -> Any:
+    agent = Agent(world, timeout=20)
+    serve(agent)
+    world.barrier()
+    result = None
+    if world.rank == 0:
+        watch = Watch()
+        watch.start(agent.call, 1, "sleep", 0.3)
+        time.sleep(0.1)  # the thread reads the link itself by now
+        began = time.monotonic()
+        agent.close(timeout=15)
+        took = time.monotonic() - began
+        watch.join(4)
+        result = took, [outcome for _, outcome in watch.ended]
+    world.barrier()
+    agent.close()
+    return result
+
+
+def test_close_waits_no_longer_than_a_call_of_another_thread(where: str) -> None:
+    took, outcomes = run_ranks(2, close_beside_a_call, timeout=40, **_world(where))[0]
+    assert outcomes == [None]
+    assert took < bound(4)
+
+
 def close_without_drain(world: px.Group) -> Any:
     agent = Agent(world, timeout=20, workers=6)  # five of the calls below occupy one
     serve(agent)

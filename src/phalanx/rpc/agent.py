@@ -30,6 +30,7 @@ from .payload import FrameBody, encode_call
 from .pending_call import PendingCall
 from .registry import CREATE, Registry
 from .remote_object import MethodCaller, RemoteObject
+from .waiter import ConditionWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,6 +40,8 @@ __all__ = ["Agent"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 JOIN_TIMEOUT = 86400.0
+LONGEST_PAUSE = 5e-3
+"""Seconds between two looks of a thread that closes the agent whether calls have ended."""
 _ENDLESS = float("inf")
 
 
@@ -299,12 +302,22 @@ class Agent:
                     continue  # this very handler may be what is called
                 for pending in list(link.calls.values()):
                     if pending.stream is None:
-                        link.wait(pending, deadline)
+                        self._await_end(link, pending, deadline)
                 link.poll_now()  # or nobody reads the answers of calls that were given up, which this rank may send
             pause = 50e-6
             while self._busy() and not deadline.expired:
                 time.sleep(pause)
-                pause = min(pause * 2, 5e-3)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    @staticmethod
+    def _await_end(link: CallerLink, pending: PendingCall, deadline: Deadline) -> None:
+        """Waits for a call that another thread may be making, and reads its link where that thread does not."""
+        # A thread that takes a short answer itself takes the call off the list and tells nobody: that would cost every
+        # call. By then it has handed the link to this thread, which looks at the list now and then.
+        ended = ConditionWaiter(lambda: pending.done or pending.number not in link.calls)
+        while not ended.done and not deadline.expired:
+            link.wait(ended, Deadline(min(deadline.remaining(), LONGEST_PAUSE)))
+            ended.spun = True
 
     def _busy(self) -> bool:
         inside = current_call() is not None  # a handler that closes its own agent does not wait for itself
