@@ -422,6 +422,34 @@ def test_close_without_drain_ends_every_wait(transport: str) -> None:
     assert latest < bound(3)
 
 
+def close_while_another_connects(world: px.Group, rounds: int) -> set[str]:
+    """Rank 1 closes a new agent at some moment of the first call to it. Returns the kinds of errors of rank 0."""
+    chance = random.Random(7)
+    kinds = set()
+    for _ in range(rounds):
+        agent = Agent(world, timeout=20)
+        serve(agent)
+        world.barrier()
+        if world.rank == 1:
+            time.sleep(chance.random() * 4e-3)
+            agent.close(drain=False)
+        else:
+            try:
+                assert agent.call(1, "echo", 1) == 1
+            except PhalanxError as error:
+                kinds.add(f"{type(error).__name__}: {error}" if type(error) is not ChannelClosed else "ChannelClosed")
+            agent.close()
+        world.barrier()
+    return kinds
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_agent_that_closes_while_another_rank_connects(transport: str) -> None:
+    options = px.Options(transport=transport)
+    results = run_ranks(2, close_while_another_connects, 120, backend="mesh", options=options, timeout=40)
+    assert results[0] == {"ChannelClosed"}
+
+
 def answered_or_told(world: px.Group) -> Any:
     """Rank 1 closes while rank 0 calls on and on: each call is answered or told why not, at once."""
     agent = Agent(world, timeout=20)
