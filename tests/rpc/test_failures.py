@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, run, until
+from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, open_rings, run, until
 
 import phalanx as px
 from phalanx import operating_system
@@ -440,6 +440,7 @@ def close_while_another_connects(world: px.Group, rounds: int) -> set[str]:
                 kinds.add(f"{type(error).__name__}: {error}" if type(error) is not ChannelClosed else "ChannelClosed")
             agent.close()
         world.barrier()
+    until(lambda: not open_rings(), "the memory of all rings to be given back", 5)
     return kinds
 
 
