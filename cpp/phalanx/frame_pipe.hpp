@@ -40,6 +40,7 @@ static_assert(sizeof(CallHeader) == 24);
 
 constexpr std::uint8_t kind_request = 1;  // as in src/phalanx/wire/calls.py
 constexpr std::uint8_t kind_result = 16;
+constexpr std::uint8_t kind_goodbye = 33;
 constexpr std::uint8_t in_parts = 0x80;   // added to the kind of a frame whose payload comes in parts; only through rings
 constexpr std::uint8_t in_lanes = 0x40;   // the same where it comes over lanes; only beside a socket
 
@@ -50,6 +51,7 @@ constexpr int pipe_broken = -3;    // the counters of a ring are not possible
 constexpr int pipe_beside = -4;    // bytes came beside a ring
 constexpr int pipe_no_frame = -5;  // the bytes that were read ahead do not begin with a header
 constexpr int pipe_no_part = -6;   // a part of a payload is longer than the payload, or of a kind that does not exist
+constexpr int pipe_goodbye = -7;   // the other side closed before it knew that there are rings, and said so on the socket
 
 // Whether other processes want the cores that this one would look with: seen by a look that took much too long.
 struct Cores {
@@ -322,7 +324,8 @@ public:
         return !rings.in->has_bytes() && !rings.in->severed() && !socket_ended_;
     }
 
-    // poll() has found something on the socket. Beside rings, it merely wakes: only zeros are sent there.
+    // poll() has found something on the socket. Beside rings, it merely wakes: only zeros are sent there, but for the goodbye
+    // of a side that has not read yet that this one could open its ring.
     void woken(const Rings& rings) noexcept {
         if (rings.in == nullptr) return;
         char bytes[256];
@@ -336,7 +339,10 @@ public:
                 socket_ended_ = true;
                 return;
             }
-            if (std::any_of(bytes, bytes + count, [](char byte) { return byte != 0; })) ended_ = pipe_beside;
+            const std::span<const char> found(bytes, static_cast<std::size_t>(count));
+            if (std::any_of(found.begin(), found.end(), [](char byte) { return byte != 0; })) {
+                ended_ = is_goodbye(found) ? pipe_goodbye : pipe_beside;
+            }
             if (count < static_cast<ssize_t>(sizeof bytes)) return;
         }
     }
@@ -425,6 +431,11 @@ private:
         const std::size_t count = borrower_.read(*rings.in, part_, part_.bytes - part_left_, memory, bytes);
         if (count == 0) part_left_ = 0;
         return count;
+    }
+
+    static bool is_goodbye(std::span<const char> bytes) noexcept {
+        constexpr CallHeader goodbye{.magic = {'P', 'C'}, .kind = kind_goodbye, .zero = 0, .head = 0, .call = 0, .payload = 0};
+        return bytes.size() == sizeof goodbye && std::memcmp(bytes.data(), &goodbye, sizeof goodbye) == 0;
     }
 
     // Notes whether the buffer begins with a frame. In a header of its own: `front` has lent `header_` to the caller.

@@ -316,6 +316,18 @@ void what_comes_beside_rings_is_refused() {
     CHECK(mine.pipe.ended() == pipe_beside);
 }
 
+void a_goodbye_beside_rings_is_known() {
+    for (const std::uint64_t call : {0, 1}) {  // a goodbye has no number
+        Connection connection(true);
+        End mine(connection, 0);
+        const CallHeader header{.magic = {'P', 'C'}, .kind = kind_goodbye, .zero = 0, .head = 0, .call = call, .payload = 0};
+        CHECK(::send(connection.sockets[1], &header, sizeof header, 0) == sizeof header);
+        CHECK(mine.pipe.may_sleep(mine.rings));
+        mine.wait(POLLIN);
+        CHECK(mine.pipe.ended() == (call == 0 ? pipe_goodbye : pipe_beside));
+    }
+}
+
 void nonsense_in_the_counters_is_refused() {
     Connection connection(true);
     End mine(connection, 0);
@@ -343,6 +355,7 @@ int main() {
     both_ways();
     an_end_is_seen_after_what_came_before();
     what_comes_beside_rings_is_refused();
+    a_goodbye_beside_rings_is_known();
     nonsense_in_the_counters_is_refused();
     a_severed_ring_ends_both();
     loans();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -140,6 +141,15 @@ def held() -> dict[str, int]:
         "mappings": Path("/proc/self/maps").read_text().count("phalanx-ring"),
         "/dev/shm": sum("phalanx" in entry.name for entry in shared.iterdir()) if shared.is_dir() else 0,
     }
+
+
+def open_rings() -> int:
+    """Descriptors of this process that are the memory of a ring."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself is gone by now
+            count += "phalanx-ring" in os.readlink(entry)
+    return count
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------------

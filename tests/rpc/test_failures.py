@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, run, until
+from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, open_rings, run, until
 
 import phalanx as px
-from phalanx import operating_system
+from phalanx import _native, operating_system
 from phalanx.deadline import Deadline
 from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, ProtocolError, Timeout
 from phalanx.rpc import Agent, current_call
@@ -32,6 +32,7 @@ from phalanx.rpc.connect import Connections
 from phalanx.rpc.link import Frame
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
+from phalanx.transports import duplex_ring
 from phalanx.wire.calls import CallKind
 
 CONTRACT = 1.0
@@ -420,6 +421,67 @@ def test_close_without_drain_ends_every_wait(transport: str) -> None:
     closing, latest = results[0]
     assert closing < bound(3)  # its handlers sleep for two seconds
     assert latest < bound(3)
+
+
+def close_while_another_connects(world: px.Group, rounds: int) -> set[str]:
+    """Rank 1 closes a new agent at some moment of the first call to it. Returns the kinds of errors of rank 0."""
+    chance = random.Random(7)
+    kinds = set()
+    for _ in range(rounds):
+        agent = Agent(world, timeout=20)
+        serve(agent)
+        world.barrier()
+        if world.rank == 1:
+            time.sleep(chance.random() * 4e-3)
+            agent.close(drain=False)
+        else:
+            try:
+                assert agent.call(1, "echo", 1) == 1
+            except PhalanxError as error:
+                kinds.add(f"{type(error).__name__}: {error}" if type(error) is not ChannelClosed else "ChannelClosed")
+            agent.close()
+        world.barrier()
+    until(lambda: not open_rings(), "the memory of all rings to be given back", 5)
+    return kinds
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_agent_that_closes_while_another_rank_connects(transport: str) -> None:
+    options = px.Options(transport=transport)
+    results = run_ranks(2, close_while_another_connects, 120, backend="mesh", options=options, timeout=40)
+    assert results[0] == {"ChannelClosed"}
+
+
+def close_while_a_ring_is_made(world: px.Group) -> Any:
+    agent = Agent(world, timeout=20)
+    serve(agent)
+    world.barrier()
+    error = None
+    if world.rank == 0:
+        error = error_of(agent.call, 1, "echo", 1)
+    else:
+        make_ring, begun = duplex_ring.make_ring, threading.Event()
+
+        def make_slowly(*args: Any) -> Any:
+            begun.set()
+            time.sleep(0.2)
+            return make_ring(*args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(duplex_ring, "make_ring", make_slowly)
+            was_asked = begun.wait(10)
+            agent.close(drain=False)
+        assert was_asked
+        until(lambda: not open_rings(), "the memory of the ring to be given back", 5)
+    world.barrier()
+    agent.close()
+    return type(error)
+
+
+@pytest.mark.skipif(not _native.available, reason="only the core has rings (PHALANX_PURE is set)")
+def test_an_agent_that_closes_while_it_makes_a_ring() -> None:
+    results = run_ranks(2, close_while_a_ring_is_made, backend="mesh", timeout=30)
+    assert results[0] is ChannelClosed
 
 
 def answered_or_told(world: px.Group) -> Any:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.rpc.support import open_rings
 
 from phalanx import _native
 from phalanx.rpc.pipe import open_pipe
@@ -93,3 +94,27 @@ def test_a_ring_that_the_other_side_has_closed_ends_without_a_word_on_the_socket
     finally:
         rings.close()
         others.close()
+
+
+@pytest.mark.skipif(not _native.available, reason="only the core has rings (PHALANX_PURE is set)")
+@pytest.mark.parametrize("closed_before", ["accept", "offer", "stream"])
+def test_an_agreement_that_another_thread_closes_leaves_no_memory(closed_before: str) -> None:
+    """The agent is closed while its thread answers the offer of a rank that connects."""
+    pair = [Stream(end) for end in socket.socketpair()]
+    before = open_rings()
+    mine, theirs = (RingAgreement(stream, os.getpid()) for stream in pair)
+    offer = mine.offer()
+    if closed_before == "accept":
+        theirs.close()
+    assert theirs.accept(offer) is (closed_before != "accept")
+    if closed_before == "offer":
+        theirs.close()
+    assert bool(theirs.offer()) is (closed_before == "stream")
+    theirs.close()
+    assert not theirs.complete
+    with pytest.raises(StreamEnded):
+        theirs.stream()
+    mine.close()
+    assert open_rings() == before
+    for stream in pair:
+        stream.close()

@@ -38,7 +38,7 @@ from .lanes import CallerLanes
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall
-from .pipe import Found
+from .pipe import Found, SaidGoodbye
 from .poller import LinkPoller
 from .signature import convert_result
 from .waiter import ConditionWaiter, SlotWaiter, Waiter
@@ -624,6 +624,8 @@ class CallerLink(CallLink):
             self.end(ProtocolError(f"protocol error: the stream of call {frame.call} began twice"))
 
     def explain(self, error: Exception) -> PhalanxError:
+        if isinstance(error, SaidGoodbye):
+            return ChannelClosed(self.world_rank, str(error))
         known = isinstance(error, PhalanxError) and not isinstance(error, ProtocolError)
         return error if known else self._why(error)  # type: ignore[return-value]
 

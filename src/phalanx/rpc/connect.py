@@ -247,6 +247,8 @@ class Connections:
             check = functools.partial(self._check_alive, dst)
             write_all(stream, pack_header(CallKind.RING, len(offer), 0, 0) + offer, deadline, what, check)
             header = parse_header(read_exactly(stream, HEADER_SIZE, deadline, what, check), 0, LONGEST_OFFER)
+            if header.kind is CallKind.GOODBYE:  # it closes just now
+                raise ChannelClosed(self._world_ranks[dst], "it has closed its agent")
             if header.kind is not CallKind.RING:
                 raise ProtocolError(f"protocol error: a {header.kind.name} frame before the agreement on shared memory")
             accepted = agreement.accept(read_exactly(stream, header.head, deadline, what, check))

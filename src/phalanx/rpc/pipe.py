@@ -18,7 +18,7 @@ from ..wire.calls import HEADER_SIZE, pack_header, split_header
 if TYPE_CHECKING:
     from .._core import FramePipe
 
-__all__ = ["NOT_POSTED", "POSTED", "READ_AHEAD", "Pipe", "open_pipe"]
+__all__ = ["NOT_POSTED", "POSTED", "READ_AHEAD", "Pipe", "SaidGoodbye", "open_pipe"]
 
 READ_AHEAD = 64 << 10
 """Bytes that are read at once where a frame is expected, so that many small frames cost one call."""
@@ -26,13 +26,17 @@ SLICE = 4 << 20
 """Bytes of a long payload that are read before other links have their turn."""
 LENT_SLICE = 16 << 20
 """The same where several threads read them."""
-_CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME, _NO_PART = range(-1, -7, -1)  # see cpp/phalanx/frame_pipe.hpp
+_CLOSED, _SEVERED, _BROKEN, _BESIDE, _NO_FRAME, _NO_PART, _GOODBYE = range(-1, -8, -1)  # see cpp/phalanx/frame_pipe.hpp
 
 NOT_POSTED, POSTED = range(2)
 
 Found = tuple[int, int, "bytes | None", int, int]
 """Kind, call number, head, length of the payload and length of the head of a frame. A head that is too long to be read
 ahead is None."""
+
+
+class SaidGoodbye(StreamEnded):
+    """The other side has closed its agent, and said so beside the rings: it did not know yet that they are in use."""
 
 
 class Pipe(ABC):
@@ -327,6 +331,8 @@ class _NativePipe(Pipe):
         if ended == _NO_FRAME:
             found = self.ahead[:HEADER_SIZE].hex()
             raise ProtocolError(f"protocol error: expected the header of a frame, got {found}")
+        if ended == _GOODBYE:
+            raise SaidGoodbye("it has closed its agent", clean=True)
         if ended == _SEVERED:
             raise StreamEnded("the connection was reset")
         raise ended_with(0 if ended == _CLOSED else ended)

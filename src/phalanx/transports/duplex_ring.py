@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .ring import RingStream, make_ring, open_offer
-from .stream import Buffer, Stream
+from .stream import Buffer, Stream, StreamEnded
 
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
@@ -64,6 +65,8 @@ class DuplexRing(RingStream):
 class RingAgreement:
     """One side's part in the agreement. No I/O: takes the words of the other side, and gives those for it.
 
+    One thread agrees. Another may close the agreement meanwhile: what is made after that is given back at once.
+
     Args:
         stream: The connection.
         pid: The process at the other end.
@@ -75,6 +78,8 @@ class RingAgreement:
         self._outbound: RingOut | None = None
         self._inbound: RingIn | None = None
         self._memory = -1
+        self._closed = False
+        self._changing = threading.Lock()
 
     @property
     def complete(self) -> bool:
@@ -86,8 +91,9 @@ class RingAgreement:
         made = make_ring(self._stream)
         if made is None:
             return b""
-        self._outbound, self._memory, words = made
-        return words
+        with self._changing:
+            self._outbound, self._memory, words = made
+        return b"" if self._is_over() else words
 
     def accept(self, words: bytes) -> bool:
         """Opens the ring that the other side offers.
@@ -95,25 +101,41 @@ class RingAgreement:
         Raises:
             ProtocolError: It is no offer of a ring.
         """
-        self._inbound = open_offer(words, self._pid, self._stream) if words else None
-        return self._inbound is not None
+        inbound = open_offer(words, self._pid, self._stream) if words else None
+        with self._changing:
+            self._inbound = inbound
+        return inbound is not None and not self._is_over()
 
     def stream(self, aside: bytes = b"") -> DuplexRing:
-        """The stream that carries everything from now on, on both sides."""
-        assert self._inbound is not None
-        assert self._outbound is not None
-        rings = DuplexRing(self._stream, self._inbound, self._outbound, self._pid, aside)
-        self._inbound = self._outbound = None
+        """The stream that carries everything from now on, on both sides.
+
+        Raises:
+            StreamEnded: The agreement was closed meanwhile.
+        """
+        with self._changing:
+            inbound, self._inbound = self._inbound, None
+            outbound, self._outbound = self._outbound, None
         self.close()
-        return rings
+        if inbound is None or outbound is None:
+            raise StreamEnded("the link was closed before it used its rings")
+        return DuplexRing(self._stream, inbound, outbound, self._pid, aside)
+
+    def _is_over(self) -> bool:
+        """Whether the agreement was closed; gives back what was made since."""
+        if self._closed:
+            self.close()
+        return self._closed
 
     def close(self) -> None:
-        """Gives back what is not in use. May be called twice."""
-        for half in (self._inbound, self._outbound):
+        """Gives back what is not in use. May be called twice, and by any thread."""
+        with self._changing:
+            self._closed = True
+            halves = self._inbound, self._outbound
+            self._inbound = self._outbound = None
+            memory, self._memory = self._memory, -1
+        for half in halves:
             if half is not None:
                 half.abandon()
-        self._inbound = self._outbound = None
-        memory, self._memory = self._memory, -1
         if memory >= 0:
             with contextlib.suppress(OSError):
                 os.close(memory)
