@@ -52,11 +52,11 @@ struct Way {
     std::size_t window = 0;   // how much of each part goes at a time
     bool in_note = false;     // the only piece lies in the note
     std::uint64_t home = 0;   // where this rank's array is read, if not in notes or slots
+    std::uint64_t part_home = 0;  // where this rank reads its own part of the root's, if each was said to lie somewhere
     // The root shows where its array lies, and at a second step the parts of so many ranks after it, in its slot: they are
     // copied while the other ranks read theirs.
     int in_slot = 0;
     bool mine_in_slot = false;  // this rank's part is one of them
-    std::uint64_t part_home = 0;  // where this rank reads its part, if the root has said more than where its array lies
     bool at_readers = false;    // each part lies in the slot of the rank that reads it
     bool shares_slot = false;   // the only piece lies in a share of the slot
 
