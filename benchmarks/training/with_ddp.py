@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -32,9 +30,6 @@ class _Trainer:
     def wrap(self, model: Any, alone: bool) -> Any:
         """The model for data-parallel training, with all ranks or with none but this one."""
         raise NotImplementedError
-
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        return np.empty(count, dtype)
 
     def call(self, operation: str, arrays: Arrays) -> Call:
         """One step. It leaves the loss in the array."""

@@ -38,8 +38,9 @@ double gather(std::size_t bytes, int ranks, std::size_t slot, std::size_t copy_o
               int rounds, double budget) {
     need(bytes > 0 && ranks > 1 && ranks < 1024 && slot >= page && calls > 0);
     const WithoutGil released;
-    return time_gather(bytes, Layout{ranks, slot, 0}, Patience{spins, yields},
-                       Thresholds{.copy_once_from = copy_once_from, .gather_in_pieces_from = Thresholds::never}, calls, effort_of(rounds, budget));
+    const Thresholds thresholds{
+        .copy_once_from = copy_once_from, .gather_at_home_from = 0, .gather_in_pieces_from = Thresholds::never};
+    return time_gather(bytes, Layout{ranks, slot, 0}, Patience{spins, yields}, thresholds, calls, effort_of(rounds, budget));
 }
 
 }  // namespace

@@ -71,28 +71,32 @@ protected:
         if (bytes > 0 && to != from) jitter::copy(to, from, bytes);
     }
 
-    // Of an array that is `whole` long, and that nobody else reads: a long one would push everything else out of the caches.
-    static void copy_long(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole,
-                          std::size_t streams_from = worth_streaming) noexcept {
-        if (bypasses(whole, streams_from) && to != from)
+    // May bypass the caches: only what nobody else reads.
+    static void copy_long(std::byte* to, const std::byte* from, std::size_t bytes, bool streams) noexcept {
+        if (streams && bytes > 0 && to != from)
             stream_copy(to, from, bytes);
         else
             copy(to, from, bytes);
     }
+    // Whether what belongs to an array of this length does: a long one would push everything else out of them.
     static bool bypasses(std::size_t whole, std::size_t streams_from = worth_streaming) noexcept {
         return whole >= std::max(streams_from, worth_streaming);
     }
 
+    // An operation begins in which all ranks together read and write so many bytes. If the caches do not hold them, what this rank
+    // copies from others bypasses them, too.
+    void begin_moving(std::size_t bytes) noexcept { overflows_ = bytes > s_.thresholds().overflows_caches; }
+
     // This rank's own part, after those of the others were named: at once, or together with theirs.
     void copy_own(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
         if (haul_.empty())
-            copy_long(to, from, bytes, whole);
+            copy_long(to, from, bytes, bypasses(whole));
         else
             haul_.copy(to, from, bytes, bypasses(whole));
     }
     // The same by itself.
     void copy_at_once(std::byte* to, const std::byte* from, std::size_t bytes) {
-        if (!is_helped(bytes)) return copy_long(to, from, bytes, bytes);
+        if (!is_helped(bytes)) return copy_long(to, from, bytes, bypasses(bytes));
         haul_.copy(to, from, bytes, bypasses(bytes));
         haul_.carry_out([](const Load&) {});
     }
@@ -276,16 +280,16 @@ protected:
             return ops_.addresses_[r] == 0 ? at(r, place, region) : nullptr;
         }
 
-        // A copy of an array that is `whole` long may bypass the caches; see `copy_long`. One that need not be made at once is
-        // left to `haul_`.
+        // See `copy_long`. What need not be copied at once is left to `haul_`.
         void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes, std::size_t whole = 0,
                   std::size_t streams_from = SIZE_MAX) const {
+            const bool streams = ops_.overflows_ || bypasses(whole, streams_from);
             if (ops_.addresses_[r] != 0)
-                ops_.haul_.read(to, r, ops_.addresses_[r], place, bytes);
+                ops_.haul_.read(to, r, ops_.addresses_[r], place, bytes, ops_.overflows_);
             else if (ops_.homes_[r] != nullptr && ops_.has_helpers())
-                ops_.haul_.copy(to, at(r, place, region), bytes, bypasses(whole, streams_from));
+                ops_.haul_.copy(to, at(r, place, region), bytes, streams);
             else
-                copy_long(to, at(r, place, region), bytes, whole, streams_from);
+                copy_long(to, at(r, place, region), bytes, streams);
         }
 
     private:
@@ -380,6 +384,7 @@ protected:
     bool resumes_ = false;  // the next operation was interrupted before: it has shown all it has to show
     std::vector<std::byte*> homes_;           // arrays in heaps; null for others
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
+    bool overflows_ = false;                  // the caches do not hold what the operation reads and writes
     bool unread_ = false;                     // this rank could not read one of them
     Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
 };

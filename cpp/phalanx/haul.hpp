@@ -3,9 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "crew.hpp"
@@ -38,8 +41,8 @@ public:
     bool empty() const noexcept { return loads_.empty(); }
 
     // From the memory of another rank's process; `home` is that of its array.
-    void read(std::byte* to, int rank, std::uint64_t home, std::size_t place, std::size_t bytes) {
-        if (bytes > 0) loads_.push_back({to, nullptr, rank, home + place, bytes, place, false});
+    void read(std::byte* to, int rank, std::uint64_t home, std::size_t place, std::size_t bytes, bool bypasses) {
+        if (bytes > 0) loads_.push_back({to, nullptr, rank, home + place, bytes, place, bypasses});
     }
     void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool bypasses) {
         if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, bypasses});
@@ -54,7 +57,7 @@ public:
         for (const Load& load : loads_) total += load.bytes;
         const int helpers = crew_.helpers_for(total, s_.thresholds().worth_helping);
         if (helpers == 0)
-            for (Load& load : loads_) load.missed = !carry(load);
+            for (Load& load : loads_) load.missed = !carry(load, 0);
         else
             share(total, helpers);
         for (const Load& load : loads_)
@@ -62,13 +65,17 @@ public:
     }
 
 private:
+    static constexpr std::size_t scratch_bytes = 512 << 10;  // within the second-level cache of a core
+    using Scratch = std::unique_ptr<std::byte[]>;
+
     // Whatever happens: the next operation has nothing to do with these.
     struct Emptying {
         std::vector<Load>& loads;
         ~Emptying() { loads.clear(); }
     };
 
-    bool carry(const Load& load) const noexcept {
+    bool carry(const Load& load, int hand) noexcept {
+        if (load.from == nullptr && load.bypasses) return read_past_caches(load, scratch_[static_cast<std::size_t>(hand)]);
         if (load.from == nullptr) return s_.read(load.rank, load.to, load.home, load.bytes);
         if (load.bypasses)
             stream_copy(load.to, load.from, load.bytes);
@@ -77,15 +84,30 @@ private:
         return true;
     }
 
+    // The kernel copies into the caches. So it copies piece by piece to where they hold it, and from there it goes on past them.
+    bool read_past_caches(const Load& load, Scratch& scratch) const noexcept {
+        if (scratch == nullptr) scratch.reset(new (std::nothrow) std::byte[scratch_bytes + cache_line]);
+        if (scratch == nullptr) return s_.read(load.rank, load.to, load.home, load.bytes);
+        // It lies in its lines as the array does: the kernel is quicker then.
+        const std::uintptr_t lies = reinterpret_cast<std::uintptr_t>(scratch.get());
+        std::byte* const piece = scratch.get() + (load.home - lies) % cache_line;
+        for (std::size_t at = 0; at < load.bytes; at += scratch_bytes) {
+            const std::size_t size = std::min(scratch_bytes, load.bytes - at);
+            if (!s_.read(load.rank, piece, load.home + at, size)) return false;
+            stream_copy(load.to + at, piece, size);
+        }
+        return true;
+    }
+
     void share(std::size_t total, int helpers) {
         const std::size_t piece = Crew::piece_of(total, helpers, s_.thresholds().worth_helping);
         const auto pieces_of = [piece](const Load& load) { return (load.bytes + piece - 1) / piece; };
         std::size_t pieces = 0;
         for (const Load& load : loads_) pieces += pieces_of(load);
-        auto work = [&](std::size_t k, int) {
+        auto work = [&](std::size_t k, int hand) {
             auto load = loads_.begin();
             for (; k >= pieces_of(*load); ++load) k -= pieces_of(*load);
-            if (!carry(load->part(k * piece, std::min(piece, load->bytes - k * piece))))
+            if (!carry(load->part(k * piece, std::min(piece, load->bytes - k * piece)), hand))
                 std::atomic_ref<bool>(load->missed).store(true, std::memory_order_relaxed);
         };
         crew_.share(pieces, helpers, work);
@@ -93,6 +115,7 @@ private:
 
     Segment& s_;
     Crew& crew_;
+    std::array<Scratch, Crew::largest + 1> scratch_;  // of each hand, once it has used it
     std::vector<Load> loads_;
 };
 

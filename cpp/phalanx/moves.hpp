@@ -15,6 +15,7 @@ namespace phalanx {
 class Moves : public Exchange {
 public:
     Outcome broadcast(const Call& call, std::byte* x, std::size_t bytes, int root) {
+        begin_moving(ranks() * bytes);
         Way way = way_of(root, bytes);
         // The root copies while the others do. What one slot could hold goes in several pieces, so that this is so.
         const std::size_t slot = s_.layout().slot_bytes;
@@ -31,6 +32,7 @@ public:
     Outcome all_gather(const Call& call, const std::byte* source, const Targets& target, const Lengths& counts) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
+        begin_moving((ranks() + 1) * counts.sum_before(ranks()));
         const bool in_pieces = !has_helpers() && longest >= s_.thresholds().all_gather_in_pieces_from;
         const Shape shape{longest, window_bytes(), longest, gathers_by_address(longest) && !in_pieces};
         std::byte* own = target.part(rank(), counts.sum_before(rank()));
@@ -56,11 +58,11 @@ public:
     Outcome gather(const Call& call, const std::byte* source, const Targets& target, const Lengths& counts, int root) {
         const std::size_t longest = counts.longest();
         const std::size_t mine = counts[rank()];
+        begin_moving(2 * counts.sum_before(ranks()));
         Way way = way_of(root, longest);
         way.to_root = true;
         way.window = std::min(way.window, window_bytes());
-        const bool in_pieces = !has_helpers() && longest >= s_.thresholds().gather_in_pieces_from;
-        if (rank() != root) way.home = home_of(source, mine, mine, gathers_by_address(longest) && !in_pieces);
+        if (rank() != root) way.home = home_of(source, mine, mine, root_gathers_by_address(longest));
         way.shares_slot = fits_share(way, longest);
         bool own_left = false;
         const Outcome outcome = pass(
@@ -84,6 +86,7 @@ public:
         way.in_note = ranks() * longest <= sizeof(Note::data);
         way.window = std::min(region_bytes(1), longest);
         const std::size_t total = counts.sum_before(ranks());
+        begin_moving(2 * total);
         if (rank() == root) way.home = home_of(source, total, total, parts_by_address(longest));
         way.shares_slot = fits_share(way, ranks() * longest);
         const auto take_own = [&] { copy_at_once(target, source + counts.sum_before(root), counts[root]); };
@@ -107,6 +110,7 @@ public:
     Outcome all_to_all(const Call& call, const Sources& source, const Targets& target, const Lengths& sizes) {
         const auto row = [&](int r) { return sizes.row(r, ranks()); };
         const std::size_t longest = sizes.longest();
+        begin_moving(2 * ranks() * ranks() * longest);
         const std::size_t region = std::min(region_bytes(1), window_bytes());
         const std::size_t stride = std::min(region, longest);
         const Shape shape{longest, region, ranks() * longest, all_parts_by_address(longest)};
@@ -191,6 +195,7 @@ public:
     Outcome take_part(const Call& given, std::byte* target) {
         const Call call = given.once_met();
         const auto& [source, parts, way] = telling_;
+        begin_moving(2 * ranks() * parts.bytes);
         const auto bytes_of = [&](int) { return parts.bytes; };
         if (rank() == way.root) {
             if (way.in_slot > 0) {
@@ -240,6 +245,13 @@ private:
     // to copy it out of a slot.
     bool gathers_by_address(std::size_t longest) const noexcept {
         return (ranks() == 2 && s_.copies_once(longest)) || is_helped(ranks() * longest);
+    }
+
+    // The same if only the root gathers: the other copies what comes next while it does, unless it is read.
+    bool root_gathers_by_address(std::size_t longest) const noexcept {
+        const Thresholds& sizes = s_.thresholds();
+        const bool in_pieces = !has_helpers() && longest >= sizes.gather_in_pieces_from;
+        return is_helped(ranks() * longest) || (gathers_by_address(longest) && longest >= sizes.gather_at_home_from && !in_pieces);
     }
 
     // The same for what all others read. They stand in each other's way in its page tables. One reader does not, but through

@@ -27,6 +27,7 @@
 #include "jitter.hpp"
 #include "peer_memory.hpp"
 #include "spreading.hpp"
+#include "stream_copy.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -136,9 +137,10 @@ struct Thresholds {
     std::size_t reduced_by_all = 16 << 10;
     // Bytes from one rank to another from which they are read where they lie, in the memory of the other's process.
     std::size_t copy_once_from = never;
-    // But a gather of parts from this length on goes through the slots, unless threads help: while its root copies, the other
-    // copies the next piece, and the pieces stay in the caches. The measurement that stands for all operations knows no such
-    // length.
+    // But a gather reads only parts of these lengths there, unless threads help. Shorter and longer ones go through the slots:
+    // while its root copies, the other copies the next part, or the next piece, which stays in the caches. The measurement that
+    // stands for all operations knows no such lengths.
+    std::size_t gather_at_home_from = 128 << 10;
 #if defined(__aarch64__)
     std::size_t gather_in_pieces_from = 512 << 10;
     std::size_t all_gather_in_pieces_from = 2 << 20;
@@ -146,6 +148,8 @@ struct Thresholds {
     std::size_t gather_in_pieces_from = 2 << 20;
     std::size_t all_gather_in_pieces_from = never;
 #endif
+    // Bytes that all ranks together read and write in an operation from which their copies bypass the caches.
+    std::size_t overflows_caches = last_cache_bytes();
     // Threads of each rank that help it with what is long, and reads where that lies: for cores that the ranks leave free. From
     // so many bytes on they do; what gains less by it begins at a multiple of that.
     int helpers = 0;
@@ -397,7 +401,7 @@ private:
         }
         Outcome outcome = Outcome::done;
         if (!is_ready) {
-            spreading_.look(rank_, layout_.ranks, [&](int r) {
+            spreading_.look(step, rank_, layout_.ranks, [&](int r) {
                 return line(r, step - 1).core.load(std::memory_order_relaxed);
             });
             if (bound.before_long != nullptr) bound.before_long(bound.held);

@@ -91,33 +91,41 @@ public:
         share_ = cores_.empty() ? 0 : (ranks + static_cast<int>(cores_.size()) - 1) / static_cast<int>(cores_.size());
     }
 
-    // `core_of(r)` is where rank r was seen last.
+    // Before a wait for `step`; `core_of(r)` is where rank r was seen last. The ranks look at the same steps, so that they see
+    // the same and as many move as have to.
     template <class CoreOf>
-    void look(int rank, int ranks, CoreOf core_of) {
-        if (cores_.empty() || ++looks_ % every != 0) return;
+    void look(std::uint64_t step, int rank, int ranks, CoreOf core_of) {
+        if (cores_.empty() || step / every == looked_) return;
+        looked_ = step / every;
         const int here = sched_getcpu();
-        int crowd = 0;
-        for (int r = 0; r < ranks; ++r) {
-            const bool shares = r == rank || core_of(r) == here;
-            crowd += shares ? 1 : 0;
-            if (shares && r > rank && crowd > 0) return;  // of those on one core, the last one moves
-        }
-        if (crowd <= share_) return;
+        if (!is_surplus(rank, here, share_, core_of)) return;
         const std::int64_t now = monotonic_ns();
         if (now - moved_ns_ < pause_ns) return;
         moved_ns_ = now;
         move(rank, ranks, here, core_of);
     }
 
+    // Whether this rank is one of those that are too many on its core: the last ones are. All of them move at once. If only one
+    // did, a core with most of the ranks would stay so for as long as many operations take, as the kernel also brings some back.
+    template <class CoreOf>
+    static bool is_surplus(int rank, int here, int share, CoreOf core_of) {
+        int before = 0;
+        for (int r = 0; r < rank; ++r)
+            if (core_of(r) == here) ++before;
+        return before >= share;
+    }
+
 private:
-    static constexpr int every = 16;                      // waits between two looks
+    static constexpr std::uint64_t every = 4;             // steps between two looks
     static constexpr std::int64_t pause_ns = 2'000'000;  // between two moves
 
     template <class CoreOf>
     void move(int rank, int ranks, int here, CoreOf core_of) {
         int best = here;
         int fewest = ranks;
-        for (const int core : cores_) {
+        for (std::size_t i = 0; i < cores_.size(); ++i) {
+            // Each rank begins elsewhere: of several that move at once, not all go to the same core.
+            const int core = cores_[(static_cast<std::size_t>(rank) + i) % cores_.size()];
             int crowd = 0;
             for (int r = 0; r < ranks; ++r)
                 if (r != rank && core_of(r) == core) ++crowd;
@@ -132,7 +140,7 @@ private:
     cpu_set_t allowed_{};
     std::vector<int> cores_;
     int share_ = 0;  // ranks that a core should have
-    int looks_ = 0;
+    std::uint64_t looked_ = 0;
     std::int64_t moved_ns_ = 0;
 };
 

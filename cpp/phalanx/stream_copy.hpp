@@ -1,6 +1,8 @@
 // A copy whose stores bypass the caches: quicker where nobody reads the copy soon, and it would push out what is there.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -51,6 +53,16 @@ inline void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes)
     const std::size_t head = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
     std::memcpy(to, from, head);
     detail::stream_lines(to + head, from + head, bytes - head);
+}
+
+// What the last cache holds, which all cores share. More than any array has where such copies were never quicker, or it is not
+// known.
+inline std::size_t last_cache_bytes() noexcept {
+#if defined(__x86_64__) && defined(_SC_LEVEL3_CACHE_SIZE)
+    static const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (found > 0) return static_cast<std::size_t>(found);
+#endif
+    return SIZE_MAX;
 }
 
 }  // namespace phalanx

@@ -101,6 +101,7 @@ private:
     Outcome reduce_by_parts(const Call& given, std::byte* x, std::size_t count, const Combine& how, int root) {
         if (const Outcome late = one_way_.catch_up(given); late != Outcome::done) return late;
         const std::size_t item = item_size(how.dtype);
+        begin_moving(ranks() * count * item);
         const std::uint64_t first = s_.step() + 1;
         const std::uint64_t offset = s_.offset_of(x, count * item);
         const bool far = root < 0 && is_helped(count * item, worth_helping_sums);
@@ -202,9 +203,9 @@ private:
             each_other([&](int r) {
                 const auto [from, size] = part_of(r);
                 if (homes_[r] != nullptr)
-                    haul_.copy(x + from, homes_[r] + from, size, false);
+                    haul_.copy(x + from, homes_[r] + from, size, overflows_);
                 else
-                    haul_.read(x + from, r, addresses_[r], from, size);
+                    haul_.read(x + from, r, addresses_[r], from, size, overflows_);
             });
             haul_.carry_out([this](const Load&) { unread_ = true; });
             outcome = ask_all(call, !unread_, [&](int) { again = true; });

@@ -71,7 +71,7 @@ void a_segment_is_measured_with_its_settings() {
     for (const std::size_t once_from : {std::size_t{1}, Thresholds::never})
         for (const std::size_t bytes : {40u, 5'000u, 200'000u})
             CHECK(std::isfinite(time_gather(bytes, Layout{2, 64 << 10, 0}, Patience{20, 4},
-                                            Thresholds{.copy_once_from = once_from}, 3, little)));
+                                            Thresholds{.copy_once_from = once_from, .gather_at_home_from = 0}, 3, little)));
 }
 
 }  // namespace

@@ -747,20 +747,23 @@ int main() {
         for (const int ranks : {1, 2, 3, 4, 7})
             for (const Layout& layout : {small, large})
                 world(ranks, layout, patience, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); });
-    const Thresholds by_address{.copy_once_from = 1};
+    const Thresholds by_address{.copy_once_from = 1, .gather_at_home_from = 0};
     const Thresholds by_all{.reduced_by_all = 1 << 20};
     const Thresholds helped{.copy_once_from = 1, .helpers = 2, .worth_helping = 4096};
+    Thresholds past_caches = by_address, helped_past_caches = helped;
+    past_caches.overflows_caches = helped_past_caches.overflows_caches = 1000;
     for (const int ranks : {1, 2, 3, 4, 7})
         for (const Layout& layout : {small, large})
             world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_address);
     for (const int ranks : {2, 3, 7})
         for (const Layout& layout : {small, large})
-            for (const Thresholds& thresholds : {by_all, helped})
+            for (const Thresholds& thresholds : {by_all, helped, past_caches, helped_past_caches})
                 world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, thresholds);
     for (const int ranks : {2, 3, 4})
         for (unsigned seed = 0; seed < 6; ++seed) {
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, helped);
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable_meanwhile(me, seed * 100); }, helped);
+            world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable_meanwhile(me, seed * 100); }, helped_past_caches);
         }
     for (const int ranks : {2, 3, 4}) {
         for (unsigned seed = 0; seed < 6; ++seed)

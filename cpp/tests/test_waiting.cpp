@@ -1,6 +1,7 @@
 // How long a rank tries before it sleeps. The waits themselves are tested by what waits: segments and rings.
 
 #include "phalanx/waiting.hpp"
+#include "phalanx/spreading.hpp"
 
 #include <chrono>
 #include <thread>
@@ -41,6 +42,16 @@ void sleep_for(Stamina& stamina, std::int64_t ns) {
     ringer.join();
 }
 
+void all_who_are_too_many_on_a_core_move() {
+    // Of sixteen ranks thirteen are on core 0: all but eight of them are too many, and nobody on core 1.
+    const auto core_of = [](int rank) { return rank % 5 == 4 ? 1 : 0; };
+    int moving = 0;
+    for (int rank = 0; rank < 16; ++rank) moving += Spreading::is_surplus(rank, core_of(rank), 8, core_of) ? 1 : 0;
+    CHECK(moving == 5);
+    for (int rank = 0; rank < 16; ++rank)
+        CHECK(!Spreading::is_surplus(rank, rank % 2, 8, [](int other) { return other % 2; }));
+}
+
 void a_wait_that_sleeps_tells() {
     Stamina stamina;
     for (int i = 0; i < 8; ++i) stamina.slept(0);
@@ -52,6 +63,7 @@ void a_wait_that_sleeps_tells() {
 
 int main() {
     short_sleeps_make_a_rank_try_longer();
+    all_who_are_too_many_on_a_core_move();
     a_wait_that_sleeps_tells();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

@@ -24,7 +24,15 @@ from phalanx.cli.bench.contenders import Contender, Missing, Site, environment, 
 from phalanx.cli.bench.machine import MOVERS, WORKING_SETS, MachineLimits, Movement, describe, measure_bandwidth
 from phalanx.cli.bench.measure import Measuring, _Racer
 from phalanx.cli.bench.memory import watch_memory
-from phalanx.cli.bench.operations import DTYPES, OPERATIONS, Arrays, element_count, item_size, numpy_dtype
+from phalanx.cli.bench.operations import (
+    DTYPES,
+    OPERATIONS,
+    Arrays,
+    aligned_array,
+    element_count,
+    item_size,
+    numpy_dtype,
+)
 from phalanx.cli.bench.plan import DEFAULT_OPERATIONS, BenchPlan, Cell
 from phalanx.cli.bench.plot import check_plot, draw
 from phalanx.cli.bench.results import BenchReport, Timing
@@ -417,6 +425,17 @@ def test_the_default_operations_are_known() -> None:
     assert set(DEFAULT_OPERATIONS) < set(OPERATIONS)
 
 
+@pytest.mark.parametrize("count", [1, 7, 1024, 100_000, 2_000_000])
+def test_the_arrays_of_all_contenders_begin_with_a_page(count: int) -> None:
+    arrays = [aligned_array(count, numpy_dtype("float32")) for _ in range(3)]
+    for number, array in enumerate(arrays):
+        array.fill(number)
+    assert [array.ctypes.data % mmap.PAGESIZE for array in arrays] == [0, 0, 0]
+    assert [(array.size, array.dtype, set(array[[0, -1]])) for array in arrays] == [
+        (count, np.dtype("float32"), {number}) for number in range(3)
+    ]
+
+
 # -- rounds ----------------------------------------------------------------------------------------------------------
 
 
@@ -432,19 +451,50 @@ class ScriptedWorkers:
         return [SimpleNamespace(seconds=order.iterations * next(self._seconds))]
 
 
-def test_a_contender_that_was_calibrated_in_a_slow_moment_gets_whole_rounds_all_the_same() -> None:
-    plan = BenchPlan(
-        operations=["barrier"], sizes=[0], dtypes=["float32"], ranks=[2], contenders=[], rounds=3, round_seconds=0.03
-    )
-    workers = ScriptedWorkers([1e-3, 6e-4, 6e-4, 6e-4, 2e-6, 2e-6])
+def barriers(**settings: Any) -> BenchPlan:
+    return BenchPlan(operations=["barrier"], sizes=[0], dtypes=["float32"], ranks=[2], contenders=[], **settings)
+
+
+def measuring_by(plan: BenchPlan) -> Measuring:
     measuring = object.__new__(Measuring)
-    measuring._plan = plan
-    entrant: Any = SimpleNamespace(name="one", contender=SimpleNamespace(name="one"))
-    measuring._running = {"one": workers}  # type: ignore[dict-item]
-    racer = _Racer(entrant, workers)  # type: ignore[arg-type]
+    measuring._plan, measuring._running = plan, {}
+    return measuring
+
+
+def a_racer(measuring: Measuring, name: str, workers: Any, *, is_ours: bool = True) -> _Racer:
+    measuring._running[name] = workers
+    return _Racer(SimpleNamespace(name=name, contender=SimpleNamespace(name=name, is_ours=is_ours)), workers)  # type: ignore[arg-type]
+
+
+def test_a_contender_that_was_calibrated_in_a_slow_moment_gets_whole_rounds_all_the_same() -> None:
+    plan = barriers(rounds=3, round_seconds=0.03)
+    workers = ScriptedWorkers([1e-3, 6e-4, 6e-4, 6e-4, 2e-6, 2e-6])
+    measuring = measuring_by(plan)
+    racer = a_racer(measuring, "one", workers)
     measuring._calibrate(racer)
     measuring._race([racer])
     first, second, third = workers.asked[-3:]
     assert first == second == 50  # the first round was slow, too
     assert third == 15_000
     assert racer.times == pytest.approx([6e-4, 2e-6, 2e-6])
+
+
+@pytest.mark.parametrize(
+    ("peer", "other", "rounds"),
+    [
+        pytest.param(1.1e-3, 2e-3, {"ours": 9, "peer": 9, "other": 3}, id="a peer is near"),
+        pytest.param(0.9e-3, 1.3e-3, {"ours": 9, "peer": 9, "other": 9}, id="both are near the one that is ahead"),
+        pytest.param(1.6e-3, 2e-3, {"ours": 3, "peer": 3, "other": 3}, id="far ahead"),
+        pytest.param(0.5e-3, 0.6e-3, {"ours": 3, "peer": 3, "other": 3}, id="far behind: peers need not be told apart"),
+    ],
+)
+def test_contenders_near_each_other_have_more_rounds(peer: float, other: float, rounds: dict[str, int]) -> None:
+    measuring = measuring_by(barriers(rounds=3))
+    racers = [
+        a_racer(measuring, name, ScriptedWorkers(itertools.repeat(seconds)), is_ours=name == "ours")
+        for name, seconds in [("ours", 1e-3), ("peer", peer), ("other", other)]
+    ]
+    for racer in racers:
+        racer.rounds = 3
+    measuring._race(racers)
+    assert {racer.entrant.name: len(racer.times) for racer in racers} == rounds

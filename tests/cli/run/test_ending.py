@@ -93,6 +93,22 @@ def test_rank_killed_by_a_signal(run: Runner, number: signal.Signals) -> None:
     assert job.err.splitlines()[-1] == "last words"
 
 
+def test_a_rank_of_a_world_that_is_interrupted_has_the_exit_code_of_that_signal(run: Runner) -> None:
+    script = run.script(
+        """
+        import os, signal, time
+        import phalanx as px
+        if px.init().rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(300)
+        """
+    )
+    job = run("-n", "2", script)
+    assert job.process.returncode == 128 + signal.SIGINT
+    assert "phalanx: rank 1 failed: killed by SIGINT" in job.err
+    assert "KeyboardInterrupt" in job.err
+
+
 def test_chained_exceptions_are_shown_whole(run: Runner) -> None:
     script = run.script(
         """

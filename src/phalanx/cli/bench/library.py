@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .operations import Arrays
 
-__all__ = ["Call", "DeviceLibrary", "Library", "LibraryLacks", "open_library", "pingpong"]
+__all__ = ["Call", "DeviceLibrary", "Library", "LibraryLacks", "SegmentLibrary", "open_library", "pingpong"]
 
 Call = Callable[[], object]
 """One call of an operation, with its arguments bound."""
@@ -28,9 +28,6 @@ class Library(Protocol):
     size: int
     version: str
 
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        """An array for `call`, in the library's own memory if asked for."""
-
     def call(self, operation: str, arrays: Arrays) -> Call:
         """The operation on these arrays.
 
@@ -43,6 +40,14 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Leaves the world."""
+
+
+@runtime_checkable
+class SegmentLibrary(Protocol):
+    """A library with memory of its own for arrays."""
+
+    def empty(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array in it."""
 
 
 @runtime_checkable

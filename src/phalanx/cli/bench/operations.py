@@ -7,6 +7,7 @@ input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ __all__ = [
     "LeastWork",
     "MeasuredOperation",
     "add_operations",
+    "aligned_array",
     "element_count",
     "find_operation",
     "item_size",
@@ -51,6 +53,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
     return np.dtype(name)
+
+
+def aligned_array(count: int, dtype: np.dtype[Any]) -> Array:
+    """An array that begins with a page of memory: copies between arrays that lie differently take up to a fifth longer.
+
+    NumPy's own lie where there was room, so that it would be a matter of luck which contender has the better ones.
+    """
+    memory = np.empty(count * dtype.itemsize + mmap.PAGESIZE, np.uint8)
+    begin = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[begin : begin + count * dtype.itemsize].view(dtype)
 
 
 def item_size(dtype: str) -> int:

@@ -32,7 +32,12 @@ def _in_a_folder(ctx: click.Context, param: click.Parameter, value: Path | None)
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _OF_EVERY_RUN = (
     click.option(
-        "--rounds", type=click.IntRange(3, 1000), metavar="N", default=9, show_default=True, help="Rounds in each cell."
+        "--rounds",
+        type=click.IntRange(3, 1000),
+        metavar="N",
+        default=9,
+        show_default=True,
+        help="Rounds in each cell; three times as many where Phalanx and a peer are near each other.",
     ),
     click.option(
         "--round-ms",

@@ -60,9 +60,10 @@ class BenchPlan:
     in_segment: Sequence[str] = ()
     """Operations that Phalanx also does on arrays from `Group.empty()`."""
     rounds: int = 9
+    """In each cell. Where Phalanx and a peer are near each other, both have more, so that noise does not decide."""
     round_seconds: float = 0.03
     budget: float = 6.0
-    """Seconds for one contender in one cell. One that is slower than that gets fewer calls and rounds."""
+    """Seconds for the rounds of one contender in one cell. One that is slower than that gets fewer calls and rounds."""
     limit: float = 60.0
     """Seconds for one answer: nothing waits longer."""
     memory: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .library import Call, Library, LibraryLacks
@@ -29,9 +28,6 @@ class _CudaLibrary:
         self.barrier, self.close = inner.barrier, inner.close
         self._stream = torch.cuda.current_stream()
         self._tensors: dict[int, Any] = {}
-
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        return np.empty(count, dtype)
 
     def call(self, operation: str, arrays: Arrays) -> Call:
         x, out = (None if array is None else self._on_gpu(array) for array in arrays)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .library import Call, LibraryLacks, pingpong
 from .operations import ROOT, Arrays
@@ -23,9 +22,6 @@ class _MpiLibrary:
         self.version = f"{name} {'.'.join(map(str, number))}"
         self.barrier: Call = self._comm.Barrier
         self.close = mpi.Finalize
-
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        return np.empty(count, dtype)
 
     def call(self, operation: str, arrays: Arrays) -> Call:
         x, out = arrays

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 import phalanx as px
 
@@ -24,9 +20,7 @@ class _PhalanxLibrary:
         self.version = px.__version__
         self.barrier = self._world.barrier
         self.close = self._world.close
-
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        return self._world.empty(count, dtype) if in_segment else np.empty(count, dtype)
+        self.empty = self._world.empty
 
     def call(self, operation: str, arrays: Arrays) -> Call:
         world, (x, out) = self._world, arrays

@@ -6,7 +6,6 @@ import datetime as dt
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .library import Call, LibraryLacks, pingpong
@@ -27,9 +26,6 @@ class TorchLibrary:
         self.version = f"torch {torch.__version__}"
         self.barrier: Call = self.dist.barrier
         self.close = self.dist.destroy_process_group
-
-    def empty(self, count: int, dtype: np.dtype[Any], in_segment: bool) -> npt.NDArray[Any]:
-        return np.empty(count, dtype)
 
     def call(self, operation: str, arrays: Arrays) -> Call:
         dist, root = self.dist, self.rank == ROOT

@@ -18,9 +18,9 @@ import traceback
 
 import msgspec
 
-from .library import Call, DeviceLibrary, Library, LibraryLacks, open_library
+from .library import Call, DeviceLibrary, Library, LibraryLacks, SegmentLibrary, open_library
 from .memory import Usage, watch_memory
-from .operations import Arrays, find_operation, numpy_dtype
+from .operations import Arrays, aligned_array, find_operation, numpy_dtype
 from .orders import Answer, CheckOrder, DropOrder, EndOrder, MemoryOrder, Order, PrepareOrder, RunOrder
 
 __all__ = ["main", "timed"]
@@ -59,9 +59,11 @@ class _BenchWorker:
         except ImportError:
             return Answer(lacks=f"{order.dtype} needs ml_dtypes: pip install ml_dtypes")
         count, out_count = operation.shape(library.rank, library.size, order.count)
-        x = library.empty(count, dtype, order.in_segment)
-        out = None if out_count is None else library.empty(out_count, dtype, order.in_segment)
-        arrays = Arrays(x, out)
+        array = aligned_array
+        if order.in_segment:
+            assert isinstance(library, SegmentLibrary), "only a library that has a segment is asked for one"
+            array = library.empty
+        arrays = Arrays(array(count, dtype), None if out_count is None else array(out_count, dtype))
         try:
             call = library.call(order.operation, arrays)
         except LibraryLacks as error:

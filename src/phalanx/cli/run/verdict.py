@@ -19,6 +19,8 @@ __all__ = ["BROKEN_PIPE", "Verdict"]
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit code of a job whose output was closed."""
+_ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
+"""How a rank may end because the launcher wants it."""
 
 
 class Verdict:
@@ -69,7 +71,7 @@ class Verdict:
         culprit = self._culprit
         if culprit is None or not culprit.status or culprit in self._stubborn:
             return 1
-        if culprit.status < 0 and culprit in self._last_words:  # it raised, and was ended on its way out
+        if culprit.status in _ENDED_BY_US and culprit in self._last_words:  # it raised, and was ended on its way out
             return 1
         return culprit.status if culprit.status > 0 else 128 - culprit.status
 

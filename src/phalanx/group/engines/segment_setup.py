@@ -54,8 +54,9 @@ FEW = 8
 """The most ranks that use long slots."""
 YIELDS = 1000
 """Yields of the core before a rank sleeps, after its looks at the other ranks."""
-LITTLE_PATIENCE = (0, 8)
-"""Looks and yields where there are fewer cores than ranks."""
+LITTLE_PATIENCE = (0, 32)
+"""Looks and yields where there are fewer cores than ranks. So many yields of a few ranks last until the many on another
+core have come: to be woken takes longer, and the kernel moves who is woken."""
 LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
 """Nanoseconds of a yield after which a rank sleeps: others want the core. Ranks that share it are no others."""
 _OFFER = struct.Struct("<?QQQQQQQ?B16s")
