@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "RAISED",
     "TRACEBACK",
     "JobFailure",
     "describe_status",
@@ -23,6 +24,8 @@ LAST_LINES = 30
 TRACEBACK_LINES = 200
 """Lines that are shown of a traceback; a deep recursion has more."""
 
+RAISED = "it raised an exception"
+"""How a rank failed that has left its traceback, and did not end by itself."""
 TRACEBACK = "its traceback"
 """The title of a traceback."""
 

@@ -16,7 +16,7 @@ from .monitor import JobMonitor
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
-from .report import TRACEBACK, describe_status, last_words, list_ranks
+from .report import RAISED, TRACEBACK, describe_status, last_words, list_ranks
 from .upstream import Upstream
 from .verdict import BROKEN_PIPE, Verdict
 from .world import LaunchedWorld, WorldEnd
@@ -199,14 +199,13 @@ class Supervisor:
         first = not self._ending.signalled
         while (number := self._ending.take_step(now)) is not None:
             if first and self._ending.reason is Reason.FAILURE:
+                culprit = self._culprit()
                 if self._ending.cause is not None:
                     self._announce(self._who(self._ending.cause), self._ending.cause.rank)
-                elif self._ending.failed:
-                    rank = next((r for r in self._processes.ranks if self._raised(r)), self._ending.failed[0])
-                    how = "it raised an exception" if rank.status is None else describe_status(rank.status)
-                    self._announce(f"rank {rank.rank} failed: {how}", rank.rank)
-                self._spared = self._ending.culprit(self._processes.running)
-                self._blame()
+                elif culprit is not None:
+                    self._announce(f"rank {culprit.rank} failed: {self._how(culprit)}", culprit.rank)
+                    self._blame(culprit)
+                self._spared = culprit if culprit in self._processes.running else None
             first = False
             if number == signal.SIGKILL:
                 self._kill()
@@ -325,16 +324,23 @@ class Supervisor:
         node = f" on {self._plan.node_of(end.rank)}" if self._plan.nodes > 1 else ""
         return f"rank {end.rank}{node}{'' if end.aborted else ' was lost'}: {end.reason}"
 
-    def _blame(self) -> None:
+    def _culprit(self) -> LocalRank | None:
+        """The rank of this node that is to blame: one that raised may end later than those that lost it."""
+        ranks, said = self._processes.ranks, self._ending.culprit(self._processes.ranks)
+        if self._ending.cause is not None:
+            return said
+        return next((rank for rank in ranks if self._raised(rank)), said)
+
+    def _how(self, culprit: LocalRank) -> str:
+        return RAISED if culprit.status is None else describe_status(culprit.status)
+
+    def _blame(self, culprit: LocalRank) -> None:
         """Tells the other nodes about a rank of this one that failed without a word to the directory."""
-        culprit = self._ending.culprit(self._processes.ranks)
-        if culprit is not None and self._ending.cause is None:
-            said = self._processes.last_words(culprit)
-            tail = said.text.encode() if said is not None else self._by_rank[culprit][1].tail
-            title, lines = last_words(tail, failed=(culprit.status or 0) > 0)
-            words = "\n".join(lines) if title == TRACEBACK else ""
-            how = f"{describe_status(culprit.status or 0)} on node {self._plan.node} ({self._host})"
-            self._tell_nodes(culprit.rank, how, words)
+        said = self._processes.last_words(culprit)
+        tail = said.text.encode() if said is not None else self._by_rank[culprit][1].tail
+        title, lines = last_words(tail, failed=culprit.status is None or culprit.status > 0)
+        words = "\n".join(lines) if title == TRACEBACK else ""
+        self._tell_nodes(culprit.rank, f"{self._how(culprit)} on node {self._plan.node} ({self._host})", words)
 
     def _tell_nodes(self, rank: int, reason: str, traceback: str = "") -> None:
         if self._plan.nodes > 1:

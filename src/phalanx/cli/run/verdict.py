@@ -13,7 +13,7 @@ from .ending import Ending, Reason
 from .output import RankOutput
 from .plan import RunPlan
 from .processes import LocalRank
-from .report import JobFailure, describe_status, failure_report, list_ranks, victims_line
+from .report import RAISED, JobFailure, describe_status, failure_report, list_ranks, victims_line
 
 __all__ = ["BROKEN_PIPE", "Verdict"]
 
@@ -71,7 +71,7 @@ class Verdict:
         culprit = self._culprit
         if culprit is None or not culprit.status or culprit in self._stubborn:
             return 1
-        if culprit.status in _ENDED_BY_US and culprit in self._last_words:  # it raised, and was ended on its way out
+        if self._ended_on_its_way_out(culprit):
             return 1
         return culprit.status if culprit.status > 0 else 128 - culprit.status
 
@@ -188,11 +188,17 @@ class Verdict:
         same = [rank.rank for rank, words in others.items() if words.text == text]
         return same, sum(words.shared and words.text != text for words in others.values())
 
+    def _ended_on_its_way_out(self, culprit: LocalRank) -> bool:
+        """Whether it had raised, and the launcher's signal came before its own end."""
+        return culprit.status in _ENDED_BY_US and culprit in self._last_words
+
     def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause
         if culprit in self._stubborn:
-            what = cause.reason if cause else "it"
+            what = cause.reason if cause else RAISED
             return f"{what}; it had to be killed after {self._plan.grace:g} s"
+        if self._ended_on_its_way_out(culprit):
+            return RAISED
         if not culprit.status and cause is not None:
             ended = f" ({describe_status(0)})"
             return (
