@@ -7,6 +7,7 @@ is started when it is first needed. Ranks here are those of the group, from 0 to
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError, Timeout
+from ..exception_text import describe
 from ..rendezvous.error_codec import decode_error
 from ..transports.channel import Inbound, Outbound, OutgoingFrame, Torn
 from ..transports.mailbox import Envelope, Mailbox, PendingTransfer, Receive, Sink
@@ -46,6 +48,8 @@ ACCOUNT_WAIT = 1.0
 ANSWER_WAIT = 1.0
 """Seconds that closing waits for connections that answers need. Most take milliseconds; a stopped rank accepts none."""
 _NEVER = Deadline(float("inf"))
+
+logger = logging.getLogger("phalanx.backends")
 
 
 class Unposted(Protocol):
@@ -230,9 +234,14 @@ class Lane(ABC):
             return
         with self._guard:
             if self._thread is None:
-                self._thread = LaneThread(self.drive)
+                self._thread = LaneThread(self.drive, self._thread_failed)
                 self._sleepers.add(self._thread.waker)
         self._thread.add(operation, deadline, expire)
+
+    def _thread_failed(self, error: Exception) -> None:
+        """Ends the lane: nobody would move what it still has to move, and the others would wait for that."""
+        logger.critical("the thread that moves messages has failed", exc_info=error)
+        self.fail(PhalanxError(f"the thread that moves this group's messages has failed: {describe(error)}"))
 
     def _use_mailbox(self, mailbox: Mailbox, sources: frozenset[int]) -> None:
         itself = weakref.ref(self)  # the mailbox must not hold the lane, which holds it

@@ -95,15 +95,25 @@ class LanePort(LinkPort):
                 self.send(dst, tag, b"", _no_matter)
 
     def _expect(self, src: int) -> None:
-        sink = _PieceSink()
-        receive = self._lane.post(src, None, sink)
+        """Takes the messages that have come, and has the next one taken when it comes."""
+        while True:  # not by recursion: hundreds may have come
+            sink = _PieceSink()
+            receive = self._lane.post(src, None, sink)
+            if not receive.done:
+                break
+            if not self._take(src, receive, sink):
+                return
         receive.on_done(functools.partial(self._arrived, src, receive, sink))
         self._lane.move_in_background(receive, _FOREVER, _never)
 
     def _arrived(self, src: int, receive: Receive, sink: _PieceSink) -> None:
-        if isinstance(receive.error, ProtocolError):  # too long: no `LaneStream` sends that
+        if self._take(src, receive, sink):
             self._expect(src)
-            return
+
+    def _take(self, src: int, receive: Receive, sink: _PieceSink) -> bool:
+        """Gives a message to its stream. False if no other will come."""
+        if isinstance(receive.error, ProtocolError):  # too long: no `LaneStream` sends that
+            return True
         if receive.error is not None or self._closed:
             error = receive.error or ChannelClosed(self.members[self._lane.rank], "this agent was closed")
             with self._lock:
@@ -111,10 +121,10 @@ class LanePort(LinkPort):
             for stream in streams:
                 if stream is not None:
                     stream.end(StreamEnded(str(error)))
-            return
+            return False
         assert receive.envelope is not None
         self._deliver(src, receive.envelope.tag, sink.data)
-        self._expect(src)
+        return True
 
     def _deliver(self, src: int, tag: int, data: bytearray) -> None:
         number, kind = divmod(tag, KINDS)

@@ -26,18 +26,19 @@ class LaneThread:
 
     Args:
         drive: The lane's `drive`.
+        on_error: Called with an exception that nobody expected, which has ended the thread.
 
     Attributes:
         waker: Makes the thread look again.
     """
 
-    def __init__(self, drive: Drive) -> None:
+    def __init__(self, drive: Drive, on_error: Callable[[Exception], None]) -> None:
         self._drive = drive
         self._jobs: list[tuple[PendingTransfer, Deadline, Callable[[], None]]] = []
         self._lock = threading.RLock()
         self._stopping = False
         self.waker = Waker()
-        self._thread = BackgroundThread(self._run, "phalanx-lane").start()
+        self._thread = BackgroundThread(self._run, "phalanx-lane", on_error=on_error).start()
 
     def add(self, operation: PendingTransfer, deadline: Deadline, expire: Callable[[], None]) -> None:
         """Moves bytes until the operation is done. Calls `expire` if the deadline passes first."""

@@ -11,7 +11,6 @@ from ..._native import core
 from ...alarm import PlainAlarm
 from ...background_thread import BackgroundThread
 from ...deadline import Deadline
-from ...errors import PhalanxError
 from ...transports.mailbox import PendingTransfer
 from ..lane_thread import STOP_WAIT
 from .library import Backoff
@@ -87,7 +86,7 @@ class ProgressThread:
         while not self._stopping:
             try:
                 moved = bool(self._progress())
-            except PhalanxError as error:
+            except Exception as error:  # of MPI, or a callback's: nobody would move the messages any more
                 moved = True
                 for operation, _, _ in self._jobs:
                     if not operation.done:
