@@ -6,6 +6,7 @@ The pages are written by hand, but for what stands between `<!-- measured: NAME 
 
 FOLDER holds what these benchmarks wrote with `--json`, as far as it is there: `main.json`, `many.json`, `tcp.json`,
 `hosts.json`, `torch.json` and `training.json`, and the picture `main.svg`. A part whose file is missing stays as it is.
+A run in several parts, as `main-2.json` and `main-16.json`, is taken together as `main.json`.
 
 docs/benchmarks.md has a section for each machine, which begins with `<!-- machine: NAME -->`. A report renews the
 section of the machine that it was measured on, and no other; a machine that is new gets a section of its own. The
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 
 from phalanx.cli.bench.results import BenchReport, Machine
 from phalanx.cli.bench.show import ResultTable, tables
@@ -273,17 +275,41 @@ def claim(page: str) -> str:
     )
 
 
+def read(folder: Path, name: str) -> BenchReport | None:
+    """The report of this name, or what its parts are together; None if there is none.
+
+    Raises:
+        click.ClickException: The parts are of several machines.
+    """
+    whole = folder / f"{name}.json"
+    paths = (
+        [whole] if whole.exists() else sorted(folder.glob(f"{name}-*.json"), key=lambda path: (len(path.name), path))
+    )
+    parts = [BenchReport.decode(path.read_bytes()) for path in paths]
+    if not parts:
+        return None
+    if len({name_of(part.machine) for part in parts}) > 1:
+        raise click.ClickException(f"{', '.join(path.name for path in paths)} are of several machines")
+    return msgspec.structs.replace(
+        parts[-1],
+        command="\n".join(part.command for part in parts),
+        columns=list(dict.fromkeys(column for part in parts for column in part.columns)),
+        missing={name: why for part in parts for name, why in part.missing.items()},
+        cells=[cell for part in parts for cell in part.cells],
+        memory=[row for part in parts for row in part.memory],
+        errors=[error for part in parts for error in part.errors],
+        unmeasured=[cell for part in parts for cell in part.unmeasured],
+    )
+
+
 def main(folder: Path) -> None:
     """Writes the pages, and prints the first line of each summary.
 
     Raises:
         click.ClickException: A report was cut short. A mean of some of the cells would stand there as that of all.
     """
-    reports = {
-        name: BenchReport.decode((folder / f"{name}.json").read_bytes())
-        for name in dict.fromkeys(name for name, _ in PARTS.values())
-        if (folder / f"{name}.json").exists()
-    }
+    names = dict.fromkeys(name for name, _ in PARTS.values())
+    reports = {name: found for name in names if (found := read(folder, name)) is not None}
     for name, report in reports.items():
         if report.unmeasured:
             first = report.unmeasured[0]

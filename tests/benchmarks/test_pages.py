@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from tests.cli.bench.sample_report import report
 
@@ -38,6 +39,29 @@ def test_a_report_that_was_cut_short_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(click.ClickException, match=r"many\.json was cut short: 1 cells from gather on 2 ranks"):
         pages.main(tmp_path)
     assert (page.read_text(encoding="utf-8"), readme.read_text(encoding="utf-8")) == before
+
+
+def test_parts_of_a_run_are_taken_together(tmp_path: Path) -> None:
+    assert pages.read(tmp_path, "main") is None
+    two = report()
+    many = report(
+        cells=[msgspec.structs.replace(cell, ranks=16) for cell in two.cells], command="phalanx bench -n 16", memory=[]
+    )
+    (tmp_path / "main-16.json").write_bytes(many.encode())
+    (tmp_path / "main-2.json").write_bytes(two.encode())
+    found = pages.read(tmp_path, "main")
+    assert found is not None
+    assert found.cells == [*two.cells, *many.cells]
+    assert (found.columns, found.memory) == (two.columns, two.memory)
+    assert found.command.splitlines() == [two.command, "phalanx bench -n 16"]
+    other = report(machine=Machine(16, "Another chip", "Linux 6.1", "3.11.1", "2.0", []))
+    (tmp_path / "main-4.json").write_bytes(other.encode())
+    with pytest.raises(
+        click.ClickException, match=r"main-2\.json, main-4\.json, main-16\.json are of several machines"
+    ):
+        pages.read(tmp_path, "main")
+    (tmp_path / "main.json").write_bytes(two.encode())
+    assert pages.read(tmp_path, "main") == two
 
 
 def test_a_machine_has_its_own_section_and_leaves_those_of_others_alone(
