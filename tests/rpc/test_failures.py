@@ -1,4 +1,4 @@
-"""What goes wrong: ranks that die, worlds that end, agents that close, forks and interrupts. Nothing hangs."""
+"""What goes wrong: ranks that die, worlds that end, forks and interrupts. Nothing hangs."""
 
 from __future__ import annotations
 
@@ -13,92 +13,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.support import LIMIT, WORLDS, at_once, error_of, held, open_rings, run, until
+from tests.rpc.served import CONTRACT, TRANSPORTS, Watch, outcome, serve, use_everything, world_of
+from tests.rpc.support import at_once, error_of, held, run, until
 
 import phalanx as px
-from phalanx import _native, operating_system
 from phalanx.deadline import Deadline
-from phalanx.errors import Cancelled, ChannelClosed, Closed, PeerLost, PhalanxError, ProtocolError, Timeout
+from phalanx.errors import ChannelClosed, Closed, PeerLost, PhalanxError, ProtocolError, Timeout
 from phalanx.rpc import Agent, current_call
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
 from phalanx.rpc.link import Frame
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
-from phalanx.transports import duplex_ring
 from phalanx.wire.calls import CallKind
-
-CONTRACT = 1.0
-"""Seconds within which the loss of a rank is noticed."""
-TRANSPORTS = ["auto", "tcp"]
-
-
-def serve(agent: Agent) -> None:
-    agent.register("echo", lambda x: x)
-    agent.register("sleep", time.sleep)
-    agent.register("pid", os.getpid)
-    agent.register("count", lambda n: (number for number in range(n)))
-    agent.register(Thing)
-
-    async def sleep_soon(seconds: float) -> float:
-        await asyncio.sleep(seconds)
-        return seconds
-
-    def drip() -> Iterator[int]:
-        yield 1
-        context = current_call()
-        assert context is not None
-        while not context.cancelled:
-            time.sleep(0.02)
-
-    agent.register(sleep_soon)
-    agent.register(drip)
-
-
-class Thing:
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class Watch:
-    """Calls in threads of their own, and when and how each of them ended."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[float, BaseException | None]] = []
-        self._threads: list[threading.Thread] = []
-
-    def start(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        def body() -> None:
-            try:
-                act(*args, **kwargs)
-                error = None
-            except BaseException as caught:
-                error = caught
-            self.ended.append((time.monotonic(), error))
-
-        self._threads.append(threading.Thread(target=body, daemon=True))
-        self._threads[-1].start()
-
-    def join(self, seconds: float = 20.0) -> None:
-        end = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-
-    def latest(self, expected: type[BaseException], peer: int) -> float:
-        """When the last of them ended, if all did so in the right way."""
-        assert len(self.ended) == len(self._threads), "some have not ended"
-        for _, error in self.ended:
-            assert isinstance(error, expected), repr(error)
-            assert getattr(error, "peer", None) == peer, repr(error)
-        return max(at for at, _ in self.ended)
-
 
 # -- a rank that dies ------------------------------------------------------------------------------------------------
 
@@ -149,7 +82,7 @@ def killed_under_load(world: px.Group, victim: int) -> Any:
         return done
 
     going_on: list[Any] = []
-    other = threading.Thread(target=lambda: going_on.append(_outcome(others)))
+    other = threading.Thread(target=lambda: going_on.append(outcome(others)))
     other.start()
     time.sleep(0.5)
     agent.notify(survivors[0], "loaded")
@@ -172,17 +105,10 @@ def killed_under_load(world: px.Group, victim: int) -> Any:
     # The group is broken, so the survivors wait for each other by calls.
     agent.register("done", lambda: True)
     for rank in survivors:
-        until(lambda rank=rank: _outcome(agent.call, rank, "done") is True, f"rank {rank}")
+        until(lambda rank=rank: outcome(agent.call, rank, "done") is True, f"rank {rank}")
     time.sleep(0.3)
     agent.close()
     return killed_at, latest, going_on[0], slowest[0]
-
-
-def _outcome(act: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return act(*args)
-    except Exception as error:
-        return error
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -244,7 +170,7 @@ def killed_during_the_first_call(world: px.Group) -> Any:
     world.send(through, 0)
     began = time.monotonic()
     while True:
-        error = _outcome(agent.call, 0, "echo", 1)
+        error = outcome(agent.call, 0, "echo", 1)
         if isinstance(error, BaseException):
             break
     took = time.monotonic() - began
@@ -294,15 +220,9 @@ def aborted(world: px.Group) -> Any:
     return latest, sum("enough" in str(error) for error in errors), time.monotonic() - began
 
 
-def _world(where: str) -> dict[str, Any]:
-    """The arguments of `run_ranks` for a kind of world."""
-    backend, arguments = WORLDS[where]
-    return {"backend": backend, **arguments}
-
-
 def test_the_world_is_aborted(where: str) -> None:
     """A classic world is not among them: it has nobody who could tell third ranks."""
-    for rank, (latest, named, closing) in enumerate(run_ranks(3, aborted, timeout=30, **_world(where))):
+    for rank, (latest, named, closing) in enumerate(run_ranks(3, aborted, timeout=30, **world_of(where))):
         assert latest < bound(CONTRACT), (rank, latest)
         assert named >= 4, f"rank {rank} is not told why"  # a call to itself need not be
         assert closing < bound(3)
@@ -326,382 +246,6 @@ def world_closed_first(world: px.Group) -> Any:
 def test_a_world_that_is_closed_before_its_agent(kind: str) -> None:
     for error in run_ranks(2, world_closed_first, backend=kind, timeout=20):
         assert issubclass(error, Closed | PeerLost)
-
-
-# -- agents that close -----------------------------------------------------------------------------------------------
-
-
-def close_with_drain(world: px.Group) -> Any:
-    """Both close while calls run in both directions: all of them are answered."""
-    agent = Agent(world, timeout=20)
-    serve(agent)
-    world.barrier()
-    other = 1 - world.rank
-    futures = [agent.call_async(other, name, 0.5) for name in ("sleep", "sleep_soon") for _ in range(4)]
-    time.sleep(0.2)  # they have arrived
-    began = time.monotonic()
-    agent.close()
-    took = time.monotonic() - began
-    return [_outcome(future.result, 0) for future in futures], took
-
-
-def test_close_waits_for_calls_in_both_directions(where: str) -> None:
-    for outcomes, took in run_ranks(2, close_with_drain, timeout=20, **_world(where)):
-        assert outcomes == [None] * 4 + [0.5] * 4
-        assert took < bound(4)
-
-
-def close_beside_a_call(world: px.Group) -> Any:
-    agent = Agent(world, timeout=20)
-    serve(agent)
-    world.barrier()
-    result = None
-    if world.rank == 0:
-        watch = Watch()
-        watch.start(agent.call, 1, "sleep", 0.3)
-        time.sleep(0.1)  # the thread reads the link itself by now
-        began = time.monotonic()
-        agent.close(timeout=15)
-        took = time.monotonic() - began
-        watch.join(4)
-        result = took, [outcome for _, outcome in watch.ended]
-    world.barrier()
-    agent.close()
-    return result
-
-
-def test_close_waits_no_longer_than_a_call_of_another_thread(where: str) -> None:
-    took, outcomes = run_ranks(2, close_beside_a_call, timeout=40, **_world(where))[0]
-    assert outcomes == [None]
-    assert took < bound(4)
-
-
-def close_without_drain(world: px.Group) -> Any:
-    agent = Agent(world, timeout=20, workers=6)  # five of the calls below occupy one
-    serve(agent)
-    world.barrier()
-    watch = Watch()
-    other = 1 - world.rank
-    if world.rank == 0:
-        for _ in range(2):
-            watch.start(agent.call, other, "sleep", 2)
-            watch.start(agent.call_async(other, "sleep_soon", 2).result)
-            watch.start(asyncio.run, agent.acall(other, "sleep", 2))
-            watch.start(asyncio.run, agent.acall(other, "sleep_soon", 2))
-        stream = agent.call(other, "drip")
-        next(stream)
-        watch.start(next, stream)
-        called: list[Any] = []
-        agent.call_async(other, "sleep", 3).add_done_callback(called.append)
-        # Its own workers are busy, too: those who wait must be told all the same.
-        busy = [agent.call_async(0, "sleep", 2) for _ in range(8)]
-        time.sleep(0.4)
-        began = time.monotonic()
-        agent.close(drain=False)
-        closing = time.monotonic() - began
-        watch.join(4)
-        latest = max(at for at, _ in watch.ended) - began
-        assert len(watch.ended) == 9, "some calls were never told"
-        assert all(isinstance(error, Cancelled | PhalanxError) for _, error in watch.ended), watch.ended
-        until(lambda: called, "the callback of a future", 3)
-        assert all(future.done() for future in busy)
-        result = closing, latest
-    else:
-        time.sleep(1.0)
-        assert agent.call(1, "echo", 1) == 1
-        result = 0.0, 0.0
-    world.barrier()
-    agent.close(drain=False)
-    return result
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_close_without_drain_ends_every_wait(transport: str) -> None:
-    results = run_ranks(2, close_without_drain, backend="mesh", options=px.Options(transport=transport), timeout=30)
-    closing, latest = results[0]
-    assert closing < bound(3)  # its handlers sleep for two seconds
-    assert latest < bound(3)
-
-
-def close_while_another_connects(world: px.Group, rounds: int) -> set[str]:
-    """Rank 1 closes a new agent at some moment of the first call to it. Returns the kinds of errors of rank 0."""
-    chance = random.Random(7)
-    kinds = set()
-    for _ in range(rounds):
-        agent = Agent(world, timeout=20)
-        serve(agent)
-        world.barrier()
-        if world.rank == 1:
-            time.sleep(chance.random() * 4e-3)
-            agent.close(drain=False)
-        else:
-            try:
-                assert agent.call(1, "echo", 1) == 1
-            except PhalanxError as error:
-                kinds.add(f"{type(error).__name__}: {error}" if type(error) is not ChannelClosed else "ChannelClosed")
-            agent.close()
-        world.barrier()
-    until(lambda: not open_rings(), "the memory of all rings to be given back", 5)
-    return kinds
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_agent_that_closes_while_another_rank_connects(transport: str) -> None:
-    options = px.Options(transport=transport)
-    results = run_ranks(2, close_while_another_connects, 120, backend="mesh", options=options, timeout=40)
-    assert results[0] == {"ChannelClosed"}
-
-
-def close_while_a_ring_is_made(world: px.Group) -> Any:
-    agent = Agent(world, timeout=20)
-    serve(agent)
-    world.barrier()
-    error = None
-    if world.rank == 0:
-        error = error_of(agent.call, 1, "echo", 1)
-    else:
-        make_ring, begun = duplex_ring.make_ring, threading.Event()
-
-        def make_slowly(*args: Any) -> Any:
-            begun.set()
-            time.sleep(0.2)
-            return make_ring(*args)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(duplex_ring, "make_ring", make_slowly)
-            was_asked = begun.wait(10)
-            agent.close(drain=False)
-        assert was_asked
-        until(lambda: not open_rings(), "the memory of the ring to be given back", 5)
-    world.barrier()
-    agent.close()
-    return type(error)
-
-
-@pytest.mark.skipif(not _native.available, reason="only the core has rings (PHALANX_PURE is set)")
-def test_an_agent_that_closes_while_it_makes_a_ring() -> None:
-    results = run_ranks(2, close_while_a_ring_is_made, backend="mesh", timeout=30)
-    assert results[0] is ChannelClosed
-
-
-def answered_or_told(world: px.Group) -> Any:
-    """Rank 1 closes while rank 0 calls on and on: each call is answered or told why not, at once."""
-    agent = Agent(world, timeout=20)
-    serve(agent)
-    world.barrier()
-    if world.rank == 1:
-        time.sleep(0.3)
-        agent.close()
-        world.barrier()
-        return None
-    slowest, answered, error = 0.0, 0, None
-    while error is None:
-        began = time.monotonic()
-        try:
-            assert agent.call(1, "echo", answered) == answered
-            answered += 1
-        except PhalanxError as caught:
-            error = caught
-        slowest = max(slowest, time.monotonic() - began)
-    began = time.monotonic()
-    again = error_of(agent.call, 1, "echo", 1)
-    slowest = max(slowest, time.monotonic() - began)
-    world.barrier()
-    agent.close()
-    return answered, type(error), type(again), slowest
-
-
-def test_calls_to_an_agent_that_closes(where: str) -> None:
-    answered, error, again, slowest = run_ranks(2, answered_or_told, timeout=20, **_world(where))[0]
-    assert answered > 10
-    assert issubclass(error, PeerLost | Cancelled)
-    assert issubclass(again, PeerLost | Cancelled)
-    assert slowest < bound(CONTRACT)
-
-
-def notify_and_close(world: px.Group) -> int:
-    agent = Agent(world, timeout=20, workers=1)
-    hits: list[int] = []
-    agent.register("hit", lambda n: (time.sleep(0.001), hits.append(n)))
-    world.barrier()
-    if world.rank == 0:
-        for number in range(300):
-            agent.notify(1, "hit", number)
-        agent.close()
-    else:
-        until(lambda: len(hits) == 300, f"all notifications ({len(hits)} came)", 5)
-    world.barrier()
-    agent.close()
-    assert sorted(hits) == sorted(set(hits))
-    return len(hits)
-
-
-def test_notifications_before_close_arrive(where: str) -> None:
-    assert run_ranks(2, notify_and_close, timeout=20, **_world(where))[1] == 300
-
-
-def close_and_close(agent: Agent) -> None:
-    agent.call(0, "echo", 1)
-    began = time.monotonic()
-    threads = [threading.Thread(target=agent.close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    agent.close()
-    agent.close(drain=False)
-    assert time.monotonic() - began < bound(3)
-    for act in (agent.call, agent.notify, agent.create):
-        assert isinstance(error_of(act, 1, "echo", 1), Closed)
-    assert isinstance(_outcome(lambda: agent.call_async(1, "echo", 1).result()), Closed)
-    assert isinstance(_outcome(lambda: asyncio.run(agent.acall(1, "echo", 1))), Closed)
-
-
-def test_close_twice(where: str) -> None:
-    run(where, 2, serve, close_and_close)
-
-
-def serve_bye(agent: Agent) -> None:
-    serve(agent)
-
-    def bye() -> None:
-        began = time.monotonic()
-        agent.close()
-        agent.closing_took = time.monotonic() - began  # type: ignore[attr-defined]
-
-    agent.register("bye", bye)
-
-
-def close_in_a_handler(agent: Agent) -> Any:
-    if agent.rank == 0:
-        return error_of(agent.call, 1, "bye", timeout=10)
-    until(lambda: hasattr(agent, "closing_took"), "the end of the agent")
-    return agent.closing_took  # type: ignore[attr-defined]
-
-
-def test_close_in_a_handler(processes: str) -> None:
-    error, took = run(processes, 2, serve_bye, close_in_a_handler, everyone=True)
-    assert isinstance(error, PeerLost | Cancelled)
-    assert took < bound(3)
-
-
-def drain_ends(agent: Agent) -> float:
-    future = agent.call_async(1, "sleep", 1.0)
-    began = time.monotonic()
-    agent.close(timeout=0.3)
-    took = time.monotonic() - began
-    assert isinstance(_outcome(future.result, 1), PhalanxError)
-    return took
-
-
-def test_draining_has_an_end(where: str) -> None:
-    assert 0.2 < run(where, 2, serve, drain_ends) < 0.9
-
-
-def serve_stuck(agent: Agent) -> None:
-    agent.released = threading.Event()  # type: ignore[attr-defined]
-    agent.register("stuck", agent.released.wait)  # type: ignore[attr-defined]
-
-
-def close_beside_stuck_handlers(agent: Agent) -> float:
-    if agent.rank == 0:
-        futures = [agent.call_async(1, "stuck", LIMIT, timeout=LIMIT) for _ in range(3)]
-        return float(all(isinstance(future.exception(LIMIT), PhalanxError) for future in futures))
-    until(lambda: agent._poller.running == 3, "the handlers")
-    began = time.monotonic()
-    agent.close(timeout=0.3)
-    took = time.monotonic() - began
-    agent.released.set()  # type: ignore[attr-defined]
-    return took
-
-
-def test_closing_does_not_wait_for_stuck_handlers(where: str) -> None:
-    failed, took = run(where, 2, serve_stuck, close_beside_stuck_handlers, everyone=True)
-    assert failed
-    assert 0.2 < took < bound(1)
-
-
-# -- what is left ----------------------------------------------------------------------------------------------------
-
-
-def use_everything(agent: Agent) -> None:
-    for dst in range(agent.world_size):
-        assert agent.call(dst, "echo", 1) == 1
-        assert agent.call_async(dst, "sleep_soon", 0.001).result() == 0.001
-        assert asyncio.run(agent.acall(dst, "echo", 2)) == 2
-        assert sum(agent.call(dst, "count", 40)) == 780
-        agent.create(dst, "Thing").sleep(0.001)
-        agent.call(dst, "echo", np.zeros(100_000))
-        agent.notify(dst, "sleep", 0.003)
-
-
-def leave(world: px.Group, how: str, rounds: int) -> float:
-    slowest = 0.0
-    before: dict[str, int] = {}
-
-    def ended(own: int) -> bool:
-        """Whether the agent's threads are gone, and with them all but `own` descriptors that it held."""
-        if any(thread.name.startswith("phalanx-rpc") for thread in threading.enumerate()):
-            return False
-        now = held()
-        return not before or all(now[kind] <= before[kind] + own * (kind == "descriptors") for kind in now)
-
-    def once() -> None:
-        nonlocal slowest
-        agent = Agent(world, timeout=10)
-        serve(agent)
-        world.barrier()
-        use_everything(agent)
-        world.barrier()
-        began = time.monotonic()
-        own = 0
-        if how == "drop":
-            del agent
-            gc.collect()
-        else:
-            agent.close(drain=how == "drain")
-            # What wakes its threads goes with the agent, which this function still holds. A pipe has two ends.
-            own = 1 if operating_system.LINUX else 2
-        # The agent's own thread ends a dropped one. And also one that was joined is the system's for a moment longer.
-        until(lambda: ended(own), f"an agent to end: {before} before, {held()} now", 5)
-        slowest = max(slowest, time.monotonic() - began)
-
-    once()
-    world.barrier()
-    before = held()
-    for _ in range(rounds):
-        once()
-    world.barrier()
-    until(lambda: ended(0), f"all agents to end: {before} before, {held()} now", 5)
-    return slowest
-
-
-@pytest.mark.parametrize("how", ["drain", "no drain", "drop"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_nothing_is_left(transport: str, how: str) -> None:
-    options = px.Options(transport=transport)
-    slowest = max(run_ranks(2, leave, how, 8, backend="mesh", options=options, timeout=40))
-    assert slowest < bound(2), "a thread did not end when it was told"
-
-
-def open_and_close(world: px.Group, rounds: int) -> float:
-    """An agent that was just made, or is just idle, ends as soon as it is told."""
-    slowest = 0.0
-    for number in range(rounds):
-        agent = Agent(world)
-        agent.register("echo", lambda x: x)
-        if number % 3:
-            agent.call(0, "echo", 1)
-        if number % 3 == 2:
-            agent.call_async(0, "echo", 1).result()
-        began = time.monotonic()
-        agent.close()
-        slowest = max(slowest, time.monotonic() - began)
-    return slowest
-
-
-def test_a_thousand_agents() -> None:
-    assert run_ranks(1, open_and_close, 1000, backend="mesh", timeout=60)[0] < 1.0
 
 
 # -- many threads ----------------------------------------------------------------------------------------------------
