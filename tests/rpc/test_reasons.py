@@ -122,6 +122,52 @@ def test_a_rank_that_was_killed_in_the_middle_of_a_frame_is_lost(stream: str, na
         assert error.peer == 1
 
 
+# -- a world that ends, and agents that close because of it -----------------------------------------------------------
+
+
+def told_late(world: px.Group) -> list[str]:
+    """Rank 1 aborts, and rank 0 closes its agent before the others know why."""
+    agent = Agent(world, timeout=20)
+    agent.register("sleep", time.sleep)
+    control: Any = world._backend.control
+    tell, hear = control._client.abort if world.rank == 1 else None, control.on_abort
+
+    def tell_and_dawdle(*args: Any, **kwargs: Any) -> None:
+        tell(*args, **kwargs)
+        time.sleep(0.5)
+
+    asked = threading.Event()
+
+    def hear_late(*args: Any) -> None:
+        asked.wait(5.0)
+        hear(*args)
+
+    explain = CallerLink.explain
+
+    def ask(link: CallerLink, error: Exception) -> px.PhalanxError:
+        asked.set()
+        return explain(link, error)
+
+    if world.rank == 1:
+        control._client.abort = tell_and_dawdle
+    elif world.rank == 2:
+        control.on_abort = hear_late
+        mock.patch.object(CallerLink, "explain", ask).start()  # for as long as this process lives
+    world.barrier()
+    futures = [agent.call_async(dst, "sleep", 2.0) for dst in range(3) if dst != world.rank]
+    time.sleep(0.3)  # they have arrived
+    if world.rank == 1:
+        threading.Thread(target=world.abort, args=("enough",), daemon=True).start()
+    errors = [str(error_of(future.result)) for future in futures]
+    agent.close(drain=False)
+    return errors
+
+
+def test_an_agent_that_closes_because_the_world_has_ended_is_not_the_reason(processes: str) -> None:
+    for rank, errors in enumerate(run_ranks(3, told_late, timeout=30, may_die=(0, 1, 2), **_world(processes))):
+        assert all("enough" in error for error in errors), (rank, errors)
+
+
 # -- an agent that closes before a call has begun ----------------------------------------------------------------------
 
 

@@ -238,12 +238,16 @@ class ControlPlane:
 
     def _end(self, error: PhalanxError) -> None:
         self._note_failure()
+        self._note_end(error)
+        for watcher in self._alive():
+            watcher.fail(error)
+
+    def _note_end(self, error: PhalanxError) -> None:
+        """The world has ended, for this reason unless there was one before."""
         with self._condition:
             if self._ended is None:
                 self._ended = error
             self._condition.notify_all()
-        for watcher in self._alive():
-            watcher.fail(error)
 
     def _alive(self) -> Sequence[Watcher]:
         with self._condition:

@@ -77,6 +77,10 @@ class LinkPort(ABC):
             return ChannelClosed(rank, "it has left the world")
         return ChannelClosed(rank, f"its connection has ended: {ended}")
 
+    def why_closed(self, member: int) -> PhalanxError:
+        """The error for a member that has closed its agent: why its world has ended, if that is the reason."""
+        return self.control.ended or ChannelClosed(self.members[member], "it has closed its agent")
+
     def ask_why(self, member: int, wait: float) -> PhalanxError | None:
         """Finds out what became of a member whose stream has ended; None if that is not known within `wait` seconds.
 

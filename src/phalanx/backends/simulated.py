@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..arguments import as_world_size
 from ..config import timeouts
 from ..deadline import Deadline
-from ..errors import ChannelClosed, PhalanxError
+from ..errors import ChannelClosed, PeerLost, PhalanxError
 from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import decode_error, encode_error
 from ..transports.channel import Inbound
@@ -46,6 +46,8 @@ class _SimulatedControlPlane(ControlPlane):
         self._world = world
 
     def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
+        for plane in self._world.planes:  # what one of them closes must not be taken for the reason by another
+            plane._note_end(PeerLost(self.rank, reason, remote_traceback=traceback or None))
         for plane in self._world.planes:
             plane.on_abort(self.rank, reason, traceback)
 

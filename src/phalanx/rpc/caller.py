@@ -15,7 +15,6 @@ from typing import Any
 from ..deadline import Deadline
 from ..errors import (
     Cancelled,
-    ChannelClosed,
     FunctionNotFound,
     InvalidArgument,
     InvalidMessage,
@@ -73,7 +72,8 @@ class CallerLink(CallLink):
         rank: This rank, as a rank of the world; errors name it.
         world_rank: The other rank, as a rank of the world.
         max_in_flight: Calls that may wait for their answers; further ones wait for a slot.
-        why: Returns the error that explains the end of the connection.
+        why_ended: Returns the error that explains the end of the connection.
+        why_closed: The same after a goodbye.
         forget: Called when the connection has ended.
         open_stream: Makes the reader of a call that yields items.
     """
@@ -91,7 +91,8 @@ class CallerLink(CallLink):
         rank: int,
         world_rank: int,
         max_in_flight: int,
-        why: Callable[[Exception], PhalanxError],
+        why_ended: Callable[[Exception], PhalanxError],
+        why_closed: Callable[[], PhalanxError],
         forget: Callable[[CallerLink], None],
         open_stream: Callable[[CallerLink, PendingCall], ItemReader],
     ) -> None:
@@ -101,7 +102,7 @@ class CallerLink(CallLink):
         self.world_rank = world_rank
         self.poller = poller
         self._max_in_flight = max_in_flight
-        self._why = why
+        self._why_ended, self._why_closed = why_ended, why_closed
         self._forget = forget
         self._open_stream = open_stream
         self._numbers = itertools.count(1)
@@ -585,7 +586,7 @@ class CallerLink(CallLink):
         elif kind is CallKind.STREAM or kind is CallKind.ITEM:
             self._handle_stream(frame)
         elif kind is CallKind.GOODBYE:
-            self.end(ChannelClosed(self.world_rank, "it has closed its agent"))
+            self.end(self._why_closed())
         elif kind is CallKind.LANES and isinstance(self.lanes, CallerLanes):
             self.lanes.handle(frame.call, frame.head)
         else:
@@ -625,9 +626,9 @@ class CallerLink(CallLink):
 
     def explain(self, error: Exception) -> PhalanxError:
         if isinstance(error, SaidGoodbye):
-            return ChannelClosed(self.world_rank, str(error))
+            return self._why_closed()
         known = isinstance(error, PhalanxError) and not isinstance(error, ProtocolError)
-        return error if known else self._why(error)  # type: ignore[return-value]
+        return error if known else self._why_ended(error)  # type: ignore[return-value]
 
     def on_end(self, why: PhalanxError) -> None:
         self._forget(self)

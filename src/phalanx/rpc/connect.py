@@ -218,7 +218,8 @@ class Connections:
             rank=self._world_ranks[self._rank],
             world_rank=self._world_ranks[dst],
             max_in_flight=self._max_in_flight,
-            why=functools.partial(self.port.why_ended, dst, wait=VERDICT_WAIT),
+            why_ended=functools.partial(self.port.why_ended, dst, wait=VERDICT_WAIT),
+            why_closed=functools.partial(self.port.why_closed, dst),
             forget=functools.partial(_forget_caller, self.callers),
             open_stream=RemoteStream,
         )
@@ -248,7 +249,7 @@ class Connections:
             write_all(stream, pack_header(CallKind.RING, len(offer), 0, 0) + offer, deadline, what, check)
             header = parse_header(read_exactly(stream, HEADER_SIZE, deadline, what, check), 0, LONGEST_OFFER)
             if header.kind is CallKind.GOODBYE:  # it closes just now
-                raise ChannelClosed(self._world_ranks[dst], "it has closed its agent")
+                raise self.port.why_closed(dst)
             if header.kind is not CallKind.RING:
                 raise ProtocolError(f"protocol error: a {header.kind.name} frame before the agreement on shared memory")
             accepted = agreement.accept(read_exactly(stream, header.head, deadline, what, check))
@@ -328,7 +329,8 @@ class Connections:
         for server in list(self.servers):
             server.closing = True
         for link in [*self.callers.values(), *self.servers]:
-            link.say_goodbye()
+            if self._control.ended is None:  # else the others will hear why, and that is the reason
+                link.say_goodbye()
             if isinstance(link, CallerLink):
                 link.end(Cancelled("this agent was closed"))
             else:

@@ -61,6 +61,8 @@ class MeshPort(LinkPort):
         deadline = Deadline(wait)
         try:
             self.dial(member, deadline).close()  # it says so if it has closed its agent
+        except ChannelClosed as closed:  # without a goodbye: perhaps the world has ended, and this rank will hear of it
+            return super().ask_why(member, deadline.remaining()) or closed
         except PeerLost as gone:
             return gone
         except (PhalanxError, OSError):  # it cannot be asked

@@ -248,6 +248,8 @@ class MeshWorld(ControlPlane):
         )
 
     def abort(self, reason: str, traceback: str, peer: int | None = None, *, on_purpose: bool = False) -> None:
+        # Before the others hear of it: what they close then must not be taken for the reason here.
+        self._note_end(PeerLost(self.rank, reason, remote_traceback=traceback or None))
         self._client.abort(reason, traceback, peer, on_purpose=on_purpose)
         super().abort(reason, traceback)
 
