@@ -125,3 +125,28 @@ def test_causes_lose_their_frames_as_well() -> None:
             text = user_traceback(error)
     assert "src/phalanx" not in text
     assert "direct cause" in text
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_programs_own_error_stays_with_one_that_follows_in_finally(
+    monkeypatch: pytest.MonkeyPatch, name: str, debug: str
+) -> None:
+    monkeypatch.setenv("PHALANX_DEBUG", debug)
+
+    def fail(group: px.Group) -> None:
+        try:
+            raise KeyError("the reason")
+        finally:
+            CALLS[name](group)
+
+    with px.init() as group, pytest.raises((px.PhalanxError, AttributeError)) as caught:
+        fail(group)
+    assert "KeyError: 'the reason'" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_of_phalanx_that_led_to_one_are_not_shown(name: str) -> None:
+    with px.init() as group, pytest.raises((px.PhalanxError, AttributeError)) as caught:
+        CALLS[name](group)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback (most recent call last)") == 1

@@ -53,7 +53,12 @@ def hide_frames(error: BaseException) -> None:
 
     A bug in Phalanx keeps its frames: whoever mends it needs them. It is an exception that is not one of `errors` and
     was raised in a function of Phalanx.
+
+    Where Phalanx raised the error `from None`, the program's own error stays with it: in `finally: world.barrier()`
+    that is the reason for everything.
     """
+    with contextlib.suppress(Exception):  # a class of the user's with ideas of its own
+        _keep_programs_error(error)
     if frames_are_hidden():
         drop_frames(error)
 
@@ -113,8 +118,27 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             return
 
 
+def _keep_programs_error(error: BaseException) -> None:
+    """Shows what the program was handling when it called Phalanx, which has raised this error `from None`."""
+    if not error.__suppress_context__ or error.__cause__ is not None or not _is_one_of_ours(error):
+        return
+    handling = {frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if not is_ours(frame.f_code)}
+    found = error.__context__
+    for _ in range(_LONGEST_CHAIN):
+        if found is None or found is error:
+            return
+        if found.__traceback__ is not None and found.__traceback__.tb_frame in handling:
+            error.__context__, error.__suppress_context__ = found, False
+            return
+        found = found.__context__
+
+
+def _is_one_of_ours(error: BaseException) -> bool:
+    return isinstance(error, PhalanxError) or hasattr(error, "phalanx_error")
+
+
 def _is_bug(error: BaseException) -> bool:
-    if isinstance(error, PhalanxError) or not isinstance(error, Exception) or hasattr(error, "phalanx_error"):
+    if not isinstance(error, Exception) or _is_one_of_ours(error):
         return False
     frames = [*_walk(error.__traceback__)]
     return bool(frames) and is_ours(frames[-1].tb_frame.f_code)

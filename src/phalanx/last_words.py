@@ -23,6 +23,7 @@ from .exception_text import printable
 
 __all__ = ["LastWords", "is_shared", "offer", "read", "say"]
 
+_LONGEST_CHAIN = 20
 _PLACE = re.compile(r'^  File "(?:.*/)?(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
@@ -32,6 +33,8 @@ class LastWords(NamedTuple):
     text: str
     shared: bool = False
     """The error is one that all ranks of a group raise: it says nothing that the first of them does not."""
+    own: bool = False
+    """An error of this rank alone had come before, as when a collective follows in a `finally`."""
 
 
 def say(error: BaseException, show: Callable[[], object]) -> None:
@@ -46,13 +49,35 @@ def say(error: BaseException, show: Callable[[], object]) -> None:
         show()
         return
     text = _printed(show)
-    if not _leave(LastWords(text, is_shared(error))) and sys.stderr is not None:
+    if not _leave(LastWords(text, is_shared(error), has_own(error))) and sys.stderr is not None:
         sys.stderr.write(text if line is None else line)
         sys.stderr.flush()
 
 
 def is_shared(error: BaseException) -> bool:
-    """True for an error of a whole group: a loss, a deadline that passed, ranks that did different things."""
+    """True for an error of a whole group (a loss, a deadline that passed, ranks that did different things).
+
+    Also for one that was made of such an error, and for such an error after one of this rank alone.
+    """
+    return _is_of_group(error) or _is_of_group(_first(error))
+
+
+def has_own(error: BaseException) -> bool:
+    """True if the error is of this rank alone, or one of a whole group that came after such an error."""
+    return not _is_of_group(_first(error))
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first of the errors that led to this one."""
+    for _ in range(_LONGEST_CHAIN):
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        error = before
+    return error
+
+
+def _is_of_group(error: BaseException) -> bool:
     found = getattr(error, "phalanx_error", error)
     if isinstance(found, (UsageError, ConfigError)):
         return False
@@ -95,7 +120,7 @@ def _leave(words: LastWords) -> bool:
     try:
         # It is not made here: the launcher makes it for its own ranks only.
         with open(os.open(_path(folder, os.getpid()), os.O_WRONLY | os.O_CLOEXEC), "w", encoding="utf-8") as file:
-            json.dump({"text": printable(words.text), "shared": words.shared}, file)
+            json.dump({**words._asdict(), "text": printable(words.text)}, file)
     except OSError:
         return False
     return True
@@ -119,6 +144,6 @@ def read(folder: str, pid: int) -> LastWords | None:
     try:
         with open(_path(folder, pid), encoding="utf-8") as file:
             found = json.load(file)
-        return LastWords(str(found["text"]), bool(found["shared"]))
+        return LastWords(str(found["text"]), bool(found["shared"]), bool(found["own"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -115,7 +115,7 @@ def _shown(error: BaseException) -> BaseException:
     """The error to raise in the place of one that a call of the core has raised."""
     shown = translated(error)
     if shown is not error:
-        shown.__suppress_context__ = True
+        shown.__context__, shown.__suppress_context__ = error.__context__, True
     hide_frames(shown)
     return shown
 

@@ -203,3 +203,62 @@ def test_the_rank_that_raised_is_to_blame_also_under_torch(run: Runner, wrapped:
     assert "DistNetworkError" not in job.err
     assert job.err.splitlines()[-1] == "phalanx: 2 ranks ended because of it"
     assert not re.search(r"rank [02] failed", job.err), job.err
+
+
+WORLDS = {
+    "plain": """
+        import numpy as np
+        import phalanx as px
+
+        world = px.init()
+        rank, barrier = world.rank, world.barrier
+
+        def step():
+            world.all_reduce(np.ones(3))
+    """,
+    "torch": """
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("phalanx")
+        rank, barrier = dist.get_rank(), dist.barrier
+
+        def step():
+            dist.all_reduce(torch.ones(3))
+    """,
+}
+TRAIN = """
+
+        def train():
+            for number in range(5):
+                if number == 3 and rank == 2:
+                    raise ValueError("bad batch")
+                step()
+
+        try:
+            train()
+"""
+ENDS = {
+    "finally a collective": """
+        finally:
+            barrier()
+    """,
+    "made another of it": """
+        except Exception as error:
+            raise RuntimeError("training failed") from error
+    """,
+    "another instead": """
+        except Exception:
+            raise RuntimeError("training failed")
+    """,
+}
+
+
+@pytest.mark.parametrize("world", [pytest.param("plain"), pytest.param("torch", marks=needs_torch)])
+@pytest.mark.parametrize("end", ENDS)
+def test_the_reason_is_shown_whatever_the_program_does_with_its_errors(run: Runner, world: str, end: str) -> None:
+    """The first error of a rank counts, not the last that it or another made of it."""
+    job = run("-n", "3", run.script(WORLDS[world] + TRAIN + ENDS[end]))
+    assert job.process.returncode == 1
+    assert "phalanx: rank 2 failed: exit code 1" in job.err.splitlines(), job.err
+    assert "ValueError: bad batch" in job.err.splitlines(), job.err
+    assert job.err.splitlines()[-1] == "phalanx: 2 ranks ended because of it"

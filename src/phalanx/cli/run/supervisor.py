@@ -329,7 +329,8 @@ class Supervisor:
         ranks, said = self._processes.ranks, self._ending.culprit(self._processes.ranks)
         if self._ending.cause is not None:
             return said
-        return next((rank for rank in ranks if self._raised(rank)), said)
+        own = next((rank for rank in ranks if (words := self._processes.last_words(rank)) and words.own), said)
+        return next((rank for rank in ranks if self._raised(rank)), own)
 
     def _how(self, culprit: LocalRank) -> str:
         return RAISED if culprit.status is None else describe_status(culprit.status)

@@ -57,6 +57,8 @@ class Verdict:
         self._culprit = ending.culprit(list(outputs))
         if ending.cause is None:  # nobody has said who was the first
             self._culprit = self.suspect
+        elif self._culprit is not None:  # or who was the first to notice what another had done
+            self._culprit = min([self._culprit, *last_words], key=self._innocence)
 
     @property
     def exit_code(self) -> int:
@@ -110,9 +112,13 @@ class Verdict:
         One that raised may end later than those that lost it, and only then if the launcher ends it: it has left its
         last words before.
         """
-        shared = {rank for rank, words in self._last_words.items() if words.shared}
         candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed, *self._last_words]
-        return next((rank for rank in candidates if rank not in shared), self._culprit)
+        return min(candidates, key=self._innocence, default=None)
+
+    def _innocence(self, rank: LocalRank) -> int:
+        """0 for a rank that failed by itself, 1 after an error of its own, 2 because of another."""
+        words = self._last_words.get(rank)
+        return 0 if words is None or not words.shared else 1 if words.own else 2
 
     def blaming(self, rank: LocalRank) -> Verdict:
         """The verdict if this rank were to blame."""
