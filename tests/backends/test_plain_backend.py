@@ -12,9 +12,12 @@ import pytest
 
 from phalanx import Group
 from phalanx.backends import Backend, SubBackend
+from phalanx.backends.plain import AdaptedBackend, as_lane_backend
+from phalanx.deadline import Deadline
 from phalanx.testing import conformance, open_world
 from phalanx.testing.conformance import Check
 from phalanx.testing.threads import run_threads
+from phalanx.transports.mailbox import PendingTransfer
 
 
 class Plain(Backend):
@@ -84,3 +87,21 @@ def test_some_of_its_ranks_are_a_backend_of_their_own() -> None:
 
     with make(3) as backends:
         run_threads([functools.partial(body, backend) for backend in backends], timeout=30)
+
+
+def test_a_callback_that_fails_does_not_end_the_sending(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RecursionError("too deep")
+
+    with make(2) as backends:
+        adapted = as_lane_backend(backends[0])
+        assert isinstance(adapted, AdaptedBackend)
+        lane = adapted.open_lane(bytes(16), 0, [0, 1])
+        sends = [PendingTransfer(), PendingTransfer()]
+        for send in sends:
+            send.on_done(fail)
+            adapted.send_soon(1, [b"data"], send)
+        assert lane.wait(sends, Deadline(20.0))
+        assert [send.error for send in sends] == [None, None]
+        lane.close()
+    assert "RecursionError: too deep" in caplog.text

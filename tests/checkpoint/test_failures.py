@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.soak.saves_rank import Plan
 
 import phalanx as px
 from phalanx.checkpoint.index import INDEX
+from phalanx.checkpoint.tensors_file import NewFile
 from phalanx.testing import Died, faults, run_ranks
 
 OLD = {"x": np.arange(100_000), "step": 1}
@@ -49,6 +51,34 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert [text.startswith("rank 1: ") for text in words] == [True, False, True]
     assert is_old(tmp_path / "a")
     assert len(files(tmp_path / "a")) == 1  # nothing of the new one is left
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_error_of_a_disk_that_nobody_expected(tmp_path: Path, size: int) -> None:
+    px.checkpoint.save(tmp_path / "a", OLD)
+
+    def body(world: px.Group) -> str:
+        def fail(_file: NewFile) -> NoReturn:
+            raise MemoryError("none left")
+
+        if world.rank == 0:
+            NewFile.sync = fail  # type: ignore[method-assign]
+        with pytest.raises((px.CheckpointError, MemoryError)) as caught:
+            px.checkpoint.save(tmp_path / "a", {"x": np.zeros(3), "step": 2}, world)
+        return str(caught.value)
+
+    words = run_ranks(size, body, backend="mesh")
+    assert all("none left" in text for text in words), words
+    assert is_old(tmp_path / "a")
+
+
+def test_a_save_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    px.checkpoint.save(tmp_path / "a", OLD)
+    assert is_old(tmp_path / "a")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

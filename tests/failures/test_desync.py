@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from tests.failures.ranks import Worlds, worlds  # noqa: F401
 from tests.lateness import bound
 
@@ -94,6 +95,32 @@ def test_ranks_that_all_wait_are_told_within_about_a_second(worlds: Worlds) -> N
         assert event["took"] < bound(2.0)
         assert f"broadcast(src={1 - rank.number})" in event["text"]
         assert f"broadcast(src={rank.number})" in event["text"]
+
+
+@pytest.mark.parametrize("late", [{1: 0.8, 2: 0.1}, {1: 0.8}], ids=["two", "one"])
+def test_a_rank_that_is_slow_to_answer_is_named_with_its_call(worlds: Worlds, late: dict[int, float]) -> None:
+    # As on a busy machine. If an answer was late, the directory waits longer for the others; else they are asked again.
+    world = worlds(
+        3,
+        """
+        world = init()
+        world.barrier()
+        status = world._control.status
+        def first_answer_late(*asked):
+            time.sleep(LATE.pop(world.rank, 0.0))
+            return status(*asked)
+        world._control.status = first_answer_late
+        expect(lambda: world.all_reduce(np.ones(3)) if world.rank == 1 else world.barrier())
+        """,
+        LATE=late,
+        host="parent",
+    )
+    for rank in world:
+        event = rank.wait("raised")
+        assert event["type"] == "Desync", event
+        assert {event["mine"].split(" #")[0], event["theirs"].split(" #")[0]} == {"all_reduce(op=sum)", "barrier"}, (
+            event
+        )
 
 
 def test_a_desync_in_a_sub_group_leaves_other_groups_alone(worlds: Worlds) -> None:

@@ -172,6 +172,50 @@ def test_a_child_that_outlives_its_parent_keeps_nothing_alive(worlds: Worlds, ch
     worlds.leaves_children = True
 
 
+@pytest.mark.parametrize("role", ["LIFELINE", "CHANNEL"])
+def test_a_child_has_no_connection_that_a_thread_of_its_parent_is_making(worlds: Worlds, role: str) -> None:
+    if role == "LIFELINE" and not _native.available:
+        pytest.skip("only the core holds lifelines")
+    world = worlds(
+        2,
+        """
+        import phalanx.rendezvous.join as join
+        from phalanx.wire.handshake import Role
+        shake_hands = join.shake_hands
+        connected, go_on = threading.Event(), threading.Event()
+        def shake_hands_later(stream, hello, *rest):
+            if hello.role is getattr(Role, ROLE):
+                connected.set()
+                go_on.wait()
+            shake_hands(stream, hello, *rest)
+        world = init()
+        if world.rank == 1:
+            join.shake_hands = shake_hands_later
+            thread = threading.Thread(target=lambda: world.send(np.ones(3), 0), daemon=True)
+            if ROLE == "CHANNEL":
+                thread.start()
+            connected.wait()
+            pid = os.fork()
+            if pid == 0:
+                say("child", sockets=[name for name in open_files() if "socket" in name])
+                os._exit(0)
+            os.waitpid(pid, 0)
+            go_on.set()
+            if ROLE == "LIFELINE":
+                thread.start()
+            thread.join()
+        else:
+            say("received", value=world.recv(np.zeros(3), 1).tolist())
+        world.barrier()
+        """,
+        ROLE=role,
+        host="parent",
+    )
+    assert world[1].wait("child")["sockets"] == []
+    assert world[0].wait("received")["value"] == [1.0] * 3, "the parent's own is not touched"
+    assert world.finish() == [0, 0], world[0].errors + world[1].errors
+
+
 @pytest.mark.skipif(not _native.available, reason="without the core there is no shared memory (PHALANX_PURE is set)")
 def test_a_child_does_what_it_likes_with_arrays_in_shared_memory(worlds: Worlds) -> None:
     world = worlds(

@@ -206,7 +206,7 @@ def test_dies(world):
         os._exit(3)
     world.barrier()
 
-@pytest.mark.ranks(2, timeout=3)
+@pytest.mark.ranks(2, timeout=10)  # rank 0 is done within that time, also on a busy machine
 def test_hangs(world):
     if world.rank == 1:
         time.sleep(60)
@@ -214,7 +214,7 @@ def test_hangs(world):
     )
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*rank 1 failed: exited with code 3 before it was done", "*rank 0: PeerLost*"])
-    result.stdout.fnmatch_lines(["*not done within 3 s: ranks 1", "*rank 1 was in:", "*line 15 in test_hangs"])
+    result.stdout.fnmatch_lines(["*not done within 10 s: ranks 1", "*rank 1 was in:", "*line 15 in test_hangs"])
     assert "pytest_plugin" not in result.stdout.str()
 
 

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.ports import free_port
@@ -31,6 +33,7 @@ from tests.rendezvous.support import (
 
 from phalanx.errors import ConfigError, WorldNotFormed
 from phalanx.rendezvous.control_link import READ_SIZE
+from phalanx.rendezvous.hosting.process import DirectoryProcess, NotStarted
 from phalanx.rendezvous.hosting.service import _Service, _ToHost
 from phalanx.rendezvous.hosting.start import HostedDirectory
 from phalanx.transports.stream import Stream
@@ -199,3 +202,16 @@ def test_a_rank_that_ends_after_it_left_harms_nobody() -> None:
         group.world()[0].close()
         hosted.rank_exited(0, "exit code 0")
         assert hosted._cause is None
+
+
+def test_a_process_that_does_not_answer_leaves_time_for_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_never(_process: DirectoryProcess, timeout: float) -> NoReturn:
+        time.sleep(timeout)
+        raise NotStarted("its process did not answer")
+
+    monkeypatch.setattr(DirectoryProcess, "ready", answer_never)
+    with ranks() as group:
+        group.start(Job(2, token=None).launch(0), timeout=4.0)
+        error = group.error(0)
+    assert isinstance(error, WorldNotFormed)
+    assert error.missing == (1,), error

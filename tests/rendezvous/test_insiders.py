@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import resource
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.lateness import bound
 from tests.rendezvous.support import (
     FAST,
+    LIMIT,
     LOOPBACK,
     TOKEN,
     Job,
@@ -32,7 +35,7 @@ from phalanx.backends.contexts import RAW_LANE, WORLD_CONTEXT
 from phalanx.backends.mesh import world as mesh_world
 from phalanx.config import Options
 from phalanx.errors import ChannelClosed, PeerLost, ProtocolError, Timeout
-from phalanx.rendezvous.directory import Directory
+from phalanx.rendezvous.directory import Directory, _State
 from phalanx.types import Address
 from phalanx.wire import control
 from phalanx.wire.frames import MAX_DESCRIPTION, FrameKind, pack_header
@@ -286,6 +289,62 @@ def test_many_questions_are_answered_in_bounded_memory() -> None:
         assert answers == set(range(500))
         eventually(lambda: not hosted._status_queries._queries, "the questions to be forgotten")
         honest_ranks_talk(group)
+
+
+def test_the_heart_goes_on_after_an_error_that_nobody_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world() as (_, group, _):
+        plane = group.world()[0].world
+        status, beats = plane.status, 0
+
+        def fail_once(context: bytes | None, sequence: int = 0) -> control.OperationStatus:
+            nonlocal beats
+            beats += context is None
+            if beats == 1:
+                raise MemoryError("none left")
+            return status(context, sequence)
+
+        monkeypatch.setattr(plane, "status", fail_once)
+        eventually(lambda: beats > 1, "the next heartbeat", 10.0)
+
+
+def test_a_message_that_cannot_be_handled_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world() as (hosted, _, insider):
+        heard = threading.Event()
+
+        def fail(*_words: object) -> NoReturn:
+            raise MemoryError("none left")
+
+        monkeypatch.setattr(hosted._status_queries, "ask", fail)
+        monkeypatch.setattr(hosted, "_on_change", lambda _note: heard.set())
+        insider.control.send(control.pack(control.StatusQuery(1, b"")) + control.pack(control.Note("the next one")))
+        assert heard.wait(10)
+
+
+def test_hundreds_that_go_at_the_same_moment_are_all_told() -> None:
+    """Each word of a loss finds that the next rank is gone, too: more of them than calls fit inside each other."""
+    size = 300
+    reader = control.ControlReader()
+    lost: set[int] = set()
+    with contextlib.ExitStack() as stack:
+        hosted = stack.enter_context(directory(size, options=Options()))
+        members = []
+        for rank in range(size):
+            members.append(stack.enter_context(Stranger(hosted.address)))
+            members[-1].shake(rank_hello(rank, size), TOKEN)
+            member = control.Member(rank, "host", "host", rank + 1, LOOPBACK, 1, rank)
+            members[-1].send(control.pack(control.Join(member)))
+        *dying, survivor = members
+        eventually(lambda: hosted._state is _State.FORMED, "the world")
+        gone = threading.Event()
+        hosted._reactor.call_soon(lambda: gone.wait(LIMIT) and None)
+        for stranger in dying:
+            stranger.close()
+        gone.set()
+        survivor.socket.settimeout(LIMIT)
+        while len(lost) < len(dying):
+            messages = reader.feed(survivor.socket.recv(65536))
+            lost.update(message.rank for message in messages if isinstance(message, control.Lost))
+    assert lost == set(range(size - 1))
 
 
 # -- as a launcher -----------------------------------------------------------------------------------------------------

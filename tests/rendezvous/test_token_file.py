@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -256,12 +257,19 @@ def test_it_is_gone_once_the_world_has_formed(runtime: Path) -> None:
         check(group)
 
 
-def test_it_is_gone_when_the_world_did_not_form(runtime: Path) -> None:
-    job = Job(2, token=None)
+def test_it_is_gone_when_the_world_did_not_form(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bool] = []
+
+    def note(*arguments: Any) -> Path:
+        path = publish(*arguments)
+        written.append(path.exists())
+        return path
+
+    monkeypatch.setattr(token_file, "publish", note)
     with ranks() as group:
-        group.start(job.launch(0), timeout=0.5)
-        eventually(path_of(runtime, job.name).exists, "the file")
+        group.start(Job(2, token=None).launch(0), timeout=0.5)
         assert isinstance(group.error(0), WorldNotFormed)
+    assert written == [True]
     assert list(runtime.iterdir()) == []
 
 

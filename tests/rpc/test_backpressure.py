@@ -128,7 +128,7 @@ def test_no_more_handlers_at_once_than_workers(workers: int) -> None:
         assert run("rings", 2, serve_work, never_more_at_once, seconds, workers=workers)["most"] <= workers
 
 
-def in_flight(agent: Agent) -> int:
+def in_flight(agent: Agent, release: Path) -> int:
     most = 0
     futures = []
     for _ in range(60):
@@ -136,25 +136,27 @@ def in_flight(agent: Agent) -> int:
         most = max(most, len(agent._connections.callers[1].calls))
     assert all(future.result(10) for future in futures)
     assert agent.call(1, "seen")["calls"] == 60
-    held = [agent.call_async(1, "sleep", 0.4) for _ in range(5)]
+    held = [agent.call_async(1, "hold", str(release)) for _ in range(5)]
     began = time.monotonic()
     assert isinstance(error_of(agent.call, 1, "take", 0, timeout=0.2), Timeout)  # there is no place for it
     assert time.monotonic() - began < bound(0.5)
     late = agent.call_async(1, "take", 0, timeout=0.1)
     assert isinstance(late.exception(), Timeout)
+    release.touch()
     for future in held:
-        future.result(5)
+        future.result(10)
     agent.call(1, "take", 0)
     return most
 
 
-def serve_sleep(agent: Agent) -> None:
+def serve_hold(agent: Agent) -> None:
     serve(agent)
-    agent.register("sleep", time.sleep)
+    # By a file: a call has no place while all are held.
+    agent.register("hold", lambda path: until(Path(path).exists, "the release"))
 
 
-def test_no_more_in_flight_than_was_said(where: str) -> None:
-    assert run(where, 2, serve_sleep, in_flight, max_in_flight=5) == 5
+def test_no_more_in_flight_than_was_said(where: str, tmp_path: Path) -> None:
+    assert run(where, 2, serve_hold, in_flight, tmp_path / "release", max_in_flight=5) == 5
 
 
 def by_turns(agent: Agent) -> list[int]:

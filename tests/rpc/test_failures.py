@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -581,3 +581,38 @@ def mover_that_wakes_nobody(agent: Agent) -> float:
 
 def test_a_mover_that_wakes_nobody(where: str) -> None:
     assert run(where, 2, serve, mover_that_wakes_nobody) < bound(3)
+
+
+# -- an error that nobody expected -----------------------------------------------------------------------------------
+
+
+def serve_waits(agent: Agent) -> None:
+    released = threading.Event()
+    agent.register("wait", lambda: released.wait(60))
+    agent.register("release", released.set)
+
+
+def out_of_memory_once(agent: Agent) -> BaseException:
+    """The agent's thread fails between two calls, as without memory, while a call is under way that it watches."""
+    poller = agent._poller
+    rebuild = poller._rebuild
+
+    def fail() -> NoReturn:
+        poller._rebuild = rebuild  # type: ignore[method-assign]
+        raise MemoryError("none left")
+
+    under_way = agent.call_async(1, "wait", timeout=60)
+    under_way.add_done_callback(lambda _: None)  # so that the agent's thread reads the answer
+    poller._rebuild = fail  # type: ignore[method-assign]
+    poller.reload_streams()
+    poller._waker.set()
+    error = error_of(under_way.result, 20)
+    agent.call(1, "release", timeout=20)
+    return error
+
+
+@pytest.mark.parametrize("world", ["rings", "tcp", "simulated", "pure"])
+def test_an_unexpected_error_of_the_agents_thread_ends_calls_and_not_the_agent(world: str) -> None:
+    error = run(world, 2, serve_waits, out_of_memory_once)
+    assert type(error) is ChannelClosed
+    assert "an unexpected error of the agent's thread: MemoryError: none left" in str(error)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.lateness import bound
 from tests.ports import free_port
 from tests.torch_backend.support import TORCH, together
 
@@ -225,7 +226,7 @@ def test_a_rank_that_never_comes() -> None:
             return ""
         with pytest.raises(dist.DistNetworkError) as caught:
             dist.init_process_group(
-                "phalanx", init_method=f"file://{path}", rank=0, world_size=2, timeout=timedelta(seconds=2)
+                "phalanx", init_method=f"file://{path}", rank=0, world_size=2, timeout=timedelta(seconds=bound(2.0))
             )
         return str(caught.value)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import Evicted, PeerLost, PhalanxError, RendezvousError
@@ -15,6 +16,8 @@ from ..slate.slate import Slate
 from ..wire.control import EncodedError, OperationStatus
 
 __all__ = ["ControlPlane", "Watcher"]
+
+logger = logging.getLogger("phalanx.backends")
 
 IDLE = OperationStatus("", 0, 0, "", False, 0.0)
 
@@ -152,9 +155,7 @@ class ControlPlane:
         with self._condition:
             self._lost.setdefault(rank, error)
             self._condition.notify_all()
-        for watcher in self._alive():
-            if rank in watcher.world_ranks:
-                watcher.fail(error)
+        self._tell_groups(lambda watcher: watcher.fail(error), rank)
 
     def on_abort(self, rank: int, reason: str, traceback: str) -> None:
         """Handles that a rank has ended the world."""
@@ -184,9 +185,7 @@ class ControlPlane:
         with self._condition:
             self._left.add(rank)
             self._condition.notify_all()
-        for watcher in self._alive():
-            if rank in watcher.world_ranks:
-                watcher.left(rank)
+        self._tell_groups(lambda watcher: watcher.left(rank), rank)
 
     def on_break(self, context: bytes, rank: int, cause: EncodedError) -> None:
         """Handles that another member has found a group broken."""
@@ -239,8 +238,7 @@ class ControlPlane:
     def _end(self, error: PhalanxError) -> None:
         self._note_failure()
         self._note_end(error)
-        for watcher in self._alive():
-            watcher.fail(error)
+        self._tell_groups(lambda watcher: watcher.fail(error))
 
     def _note_end(self, error: PhalanxError) -> None:
         """The world has ended, for this reason unless there was one before."""
@@ -248,6 +246,15 @@ class ControlPlane:
             if self._ended is None:
                 self._ended = error
             self._condition.notify_all()
+
+    def _tell_groups(self, tell: Callable[[Watcher], None], rank: int | None = None) -> None:
+        """Tells all groups, or those of a rank. An error in one of them, or in a callback there, is not the others'."""
+        for watcher in self._alive():
+            if rank is None or rank in watcher.world_ranks:
+                try:
+                    tell(watcher)
+                except Exception:
+                    logger.exception("an unexpected error in a group that was told of a rank that is gone")
 
     def _alive(self) -> Sequence[Watcher]:
         with self._condition:

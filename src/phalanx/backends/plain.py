@@ -9,6 +9,7 @@ receiving thread checks whether it is still needed. While a group uses the backe
 from __future__ import annotations
 
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,8 @@ from .lane import Lane, payload_size
 from .lane_thread import STOP_WAIT
 
 __all__ = ["AdaptedBackend", "as_lane_backend"]
+
+logger = logging.getLogger("phalanx.backends")
 
 LANE_ID_SIZE = 16
 LOOK_UP = 0.2
@@ -128,7 +131,10 @@ class AdaptedBackend(LaneBackend):
                     self._plain.send(part, dst)
             except Exception as failure:
                 error = _as_phalanx_error(failure, dst)
-            operation.complete(error)
+            try:
+                operation.complete(error)
+            except Exception:  # a callback's: the messages of others still have to be sent
+                logger.exception("a callback failed after a message to rank %d", dst)
 
     def _receive(self, peer: int, stop: threading.Event) -> None:
         head = bytearray(LANE_ID_SIZE + HEADER_SIZE)

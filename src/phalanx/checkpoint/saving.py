@@ -173,7 +173,7 @@ class _Vote:
         if self._file is not None and self._error is None:
             try:
                 self._file.sync()
-            except CheckpointError as error:
+            except Exception as error:  # also one that nobody expected: the first rank does this in another thread
                 self._error = error
 
     def _raise(self, words: str, path: str | None, tensor: str | None, rank: int) -> NoReturn:
@@ -221,14 +221,19 @@ class _Vote:
 
     def _sync_both(self, draft: Draft | None) -> dict[str, Any] | None:
         """Waits for this rank's file and for the index at the same time. Returns what was wrong with the index."""
-        other = BackgroundThread(self._sync, "phalanx-fsync").start()
+        other = BackgroundThread(self._sync, "phalanx-fsync")
+        try:
+            other.start()
+        except (RuntimeError, MemoryError):  # no thread is left: then one after the other
+            self._sync()
         try:
             if draft is not None:
                 draft.sync()
         except CheckpointError as error:
             return _error(error)
         finally:
-            other.join()
+            if other.is_started:
+                other.join()
         return None
 
 

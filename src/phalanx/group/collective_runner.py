@@ -324,8 +324,12 @@ class CollectiveRunner(GroupCore):
         """The first of the last operations that this rank and another have under one number, but not alike."""
         found: tuple[Entry, OperationStatus | None] = (entry, None)
         number = entry.sequence
+        patience = Deadline(_ANSWER_WAIT)
         while number > max(0, entry.sequence - _LOOK_BACK):
-            status = self._control.statuses(self._context, number).replies.get(name)
+            known = self._control.statuses(self._context, number)
+            status = known.replies.get(name)
+            if name in known.silent and not patience.expired:
+                continue  # it was in its operation just now: its machine is busy
             if status is not None and status.sequence < number:
                 number = status.sequence  # it has not got so far: ask what it had there
                 continue
@@ -370,5 +374,7 @@ def _told(group: weakref.ref[CollectiveRunner]) -> None:
 _RAGGED = ' (arrays of different lengths along dim 0: counts="auto" gathers them)'
 CLOSING_WAIT = 1.0
 """Seconds that closing a group waits for others to come to this rank's last broadcast."""
+_ANSWER_WAIT = 5.0
+"""Seconds in which a member that is in another operation is asked again, if it does not say in which."""
 _LOOK_BACK = 16
 """The most operations that a rank may have run ahead before it notices that it is alone."""

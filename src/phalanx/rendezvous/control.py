@@ -332,9 +332,9 @@ class ControlClient:
 
     def _beat(self) -> None:
         if not self.link.closed:
+            self._reactor.call_later(self._options.heartbeat, self._beat)  # first: the heart goes on if the rest fails
             self.link.send(say.Heartbeat(self._events.status(None)))
-            self._reactor.call_later(self._options.heartbeat, self._beat)
-            self._events.on_beat()  # last: should it fail, the heart goes on
+            self._events.on_beat()
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..transports.stream import Stream, StreamEnded
 from ..wire.control import ControlReader, MessageReader, pack
 
 __all__ = ["ControlLink"]
+
+logger = logging.getLogger("phalanx.rendezvous")
 
 READ_SIZE = 64 << 10
 MAX_OUTGOING = 32 << 20
@@ -44,6 +47,8 @@ class ControlLink:
         self._on_message = on_message
         self._on_end = on_end
         self._reading = False
+        self._broken = False
+        """True once a write has failed; the end follows in the reactor's next turn."""
         self.closed = False
 
     def start(self) -> None:
@@ -53,11 +58,11 @@ class ControlLink:
 
     def send(self, message: msgspec.Struct) -> None:
         """Sends now what fits, and the rest when it can."""
-        if self.closed:
+        if self.closed or self._broken:
             return
         self._outgoing += pack(message)
         if len(self._outgoing) > MAX_OUTGOING:
-            self._end(f"it does not read: {len(self._outgoing)} bytes wait to be sent to it")
+            self._break(f"it does not read: {len(self._outgoing)} bytes wait to be sent to it")
         else:
             self._flush()
 
@@ -94,7 +99,7 @@ class ControlLink:
                 if not count:
                     return
                 for message in self._reader.feed(view[:count]):
-                    self._on_message(message)
+                    self._hear(message)
                     if self.closed:
                         return
         except StreamEnded as error:
@@ -103,6 +108,14 @@ class ControlLink:
             self._end(str(error))
         finally:
             self._reading = False
+
+    def _hear(self, message: Any) -> None:
+        try:
+            self._on_message(message)
+        except (StreamEnded, ProtocolError):
+            raise
+        except Exception:  # those that came with it must still be heard
+            logger.exception("an unexpected error at a message of %s", type(message).__name__)
 
     def _flush(self) -> None:
         if self.closed:
@@ -114,10 +127,22 @@ class ControlLink:
                     break
                 del self._outgoing[:count]
         except StreamEnded as error:
-            # The other side may have said goodbye before it closed: read its last words before judging its silence.
-            self._outgoing.clear()
-            if not self._reading:  # else `_ready` further up is in the middle of them, and will find the end
-                self._ready(READ)
-                self._end(error.reason)
+            self._break(error.reason)
             return
         self._reactor.watch(self.stream.fd, READ | WRITE if self._outgoing else READ, self._ready)
+
+    def _break(self, reason: str) -> None:
+        """Ends the connection in the reactor's next turn.
+
+        Not at once: the end of one is told to all others. Where hundreds have gone together, each such word would find
+        the next end, one call inside the other.
+        """
+        self._broken = True
+        self._outgoing.clear()
+
+        def end() -> None:
+            # The other side may have said goodbye before it closed: read its last words before judging its silence.
+            self._ready(READ)
+            self._end(reason)
+
+        self._reactor.call_soon(end)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .._native import core
+from ..errors import ChannelClosed
+from ..exception_text import describe
 from ..transports.waker import Waker
 from .link import CallLink
 from .workers import Workers
@@ -146,6 +148,16 @@ class LinkPoller:
     # -- the agent's thread --------------------------------------------------------------------------------------------
 
     def _poll_once(self, wait: bool) -> None:
+        try:
+            self._look(wait)
+        except Exception as error:  # a mistake of ours, or no memory: none of these links may wait for what is lost now
+            logger.critical("an unexpected error of the agent's thread ends its connections", exc_info=error)
+            why = f"an unexpected error of the agent's thread: {describe(error)}"
+            for link in list(self._links):
+                link.end(ChannelClosed(link.peer, why))
+
+    def _look(self, wait: bool) -> None:
+        """Does what there is to do. With `wait`, sleeps until there is something."""
         if self.holding:
             self.send_held()
         while self._soon:
@@ -178,7 +190,7 @@ class LinkPoller:
         """
         workers, tasks, waker, spin, take_call = self._workers, self.tasks, self._waker, self._spin, link.take_call
         while True:
-            self._asleep = True  # as in `_poll_once`
+            self._asleep = True  # as in `_look`
             try:
                 if self._changed or self._soon or tasks or waker.is_set:
                     return True

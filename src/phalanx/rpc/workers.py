@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..background_thread import BackgroundThread
+from ..exception_text import describe
 
 __all__ = ["ArrivedCall", "Task", "Workers"]
 
@@ -52,7 +53,8 @@ class Workers:
 
     Args:
         limit: Tasks that run at the same time, not counting those that wait for a call of their own.
-        poll: Moves bytes, and adds tasks. Called by the mover only; its argument says whether it may sleep.
+        poll: Moves bytes, and adds tasks. Called by the mover only; its argument says whether it may sleep. If it
+            raises, another thread is the mover.
         wake_poll: Ends a sleep of `poll`. Called by any thread.
     """
 
@@ -164,14 +166,21 @@ class Workers:
             return
         thread = threading.Thread(target=self._thread_main, name=self._name, daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._threads.discard(thread)  # else `stop` would wait for it
+            raise
 
     def _wake_or_start_thread(self) -> None:
         """Gets a thread for a task or for the mover's part. Called with the lock held."""
         if self._idle:
             self._work.notify()
-        else:
+            return
+        try:
             self._start_thread()
+        except (RuntimeError, MemoryError) as error:  # the first of those that run now to be free does it
+            logger.error("no more threads for remote calls, which have to wait for those that run: %s", describe(error))
 
     def _replace_mover(self) -> None:
         """Takes the mover's part from the thread that has it. Called with the lock held."""
@@ -213,6 +222,10 @@ class Workers:
         finally:
             with self._lock:
                 self._threads.discard(me)
+                if self._mover is me:  # it was told to stop, or has failed: then nobody would read the links any more
+                    self._mover = None
+                    self.mover_number = 0
+                    self._wake_or_start_thread()
 
     def _move(self, me: threading.Thread) -> None:
         """Polls and runs tasks until another thread is the mover.

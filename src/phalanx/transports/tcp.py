@@ -11,6 +11,7 @@ import random
 import re
 import select
 import socket
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,19 @@ __all__ = ["connect", "free_port", "is_loopback", "listen", "resolve", "route_to
 BACKLOG = 1024
 UNASSIGNED = range(20_000, 32_000)
 """Ports below those that Linux hands out."""
+
+_connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Sockets that `connect` has opened. A thread may still shake hands on one: then nobody else knows of it yet."""
+
+
+def _close_in_forked_child() -> None:
+    """Closes the child's copies: the other side would not see the end of the parent."""
+    for sock in list(_connections):
+        sock.close()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
 def resolve(address: Address, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
@@ -185,12 +199,14 @@ def connect(
     for number, (family, sockaddr) in enumerate(found):
         share = deadline.sooner(deadline.remaining() / (len(found) - number))
         sock = socket.socket(family, socket.SOCK_STREAM)
+        _connections.add(sock)
         try:
             sock.setblocking(False)
             _connect(sock, sockaddr, share, check)
             if tls is None:
                 return Stream(sock)
             wrapped = _tls_context(tls, False).wrap_socket(sock, do_handshake_on_connect=False)
+            _connections.add(wrapped)
             sock = wrapped
             stream = TlsStream(wrapped)
             while not stream.handshake():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 import subprocess
 import threading
 import time
+from typing import NoReturn
 
 import pytest
 from tests.cli.run.support import LIMIT, wait_for
@@ -15,9 +17,12 @@ from tests.cli.run.support import LIMIT, wait_for
 from phalanx.cli.run.ending import NOTICE, SETTLE, Ending, Reason
 from phalanx.cli.run.processes import LocalRank
 from phalanx.cli.run.report import TRACEBACK_LINES, JobFailure, describe_status, failure_report, last_words, list_ranks
-from phalanx.cli.run.world import WorldEnd
+from phalanx.cli.run.world import WatchedWorld, WorldEnd
 from phalanx.cli.run.writer import HIGH, OutputWriter
+from phalanx.config import Options
 from phalanx.launching.guardian import MARK, end_all, processes, relatives
+from phalanx.rendezvous import join
+from phalanx.types import Address
 
 TERM, KILL, INT = signal.SIGTERM, signal.SIGKILL, signal.SIGINT
 
@@ -289,3 +294,22 @@ def test_relatives() -> None:
         for process in mine + others:
             process.kill()
             process.wait(LIMIT)
+
+
+# -- the launcher of another node --------------------------------------------------------------------------------------
+
+
+def test_a_launcher_that_cannot_watch_the_first_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(join, "watch_directory", fail)
+    ends: list[WorldEnd] = []
+    world = WatchedWorld(
+        2, address=Address("127.0.0.1", 1), node=1, token=b"token", options=Options(), on_end=ends.append
+    )
+    wait_for(lambda: ends, "the end")
+    world.close()
+    assert [(end.rank, end.reason) for end in ends] == [
+        (None, "the first node's launcher cannot be watched: OSError: [Errno 24] Too many open files")
+    ]

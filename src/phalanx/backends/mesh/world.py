@@ -22,6 +22,7 @@ from ...rendezvous.host import host_id, hostname, memory_id
 from ...rendezvous.join import dial
 from ...rendezvous.lifeline import Lifeline
 from ...rendezvous.meeting import Meeting, arrange
+from ...rendezvous.status_queries import SLOW_WAIT
 from ...slate.files import job_of
 from ...slate.slate import open_slate
 from ...transports.reactor import Reactor
@@ -39,11 +40,8 @@ __all__ = ["Endpoint", "LaneKey", "MeshWorld"]
 LaneKey = tuple[bytes, int]
 """A lane's name: the context of its group, and its number in it."""
 
-STATUS_TIMEOUT = 0.6
-"""Seconds a rank waits for the directory to collect the statuses of the others.
-
-The directory itself waits half of it.
-"""
+STATUS_TIMEOUT = SLOW_WAIT + 0.3
+"""Seconds a rank waits for the directory to collect the statuses of the others: longer than the directory ever does."""
 GONE_AFTER = 0.5
 """Seconds without a listener at a rank's address after which it is taken for lost."""
 PARKED = 256
@@ -130,7 +128,8 @@ class MeshWorld(ControlPlane):
         )
         self._reactor.start()
         if meeting.directory is not None:
-            meeting.directory.ready(deadline.remaining())
+            # Half of the time: if the process is not up by then, a thread serves, and the ranks still have to meet.
+            meeting.directory.ready(deadline.remaining() / 2)
         hello = Hello(Role.RANK, self.rank, self.size)
         host = self.directory_host
         who, missing = ("the directory", []) if host is None else (f"the directory of rank {host}", [host])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.background_thread import BackgroundThread
 from phalanx.errors import RendezvousError, WorldNotFormed
+from phalanx.exception_text import describe
 from phalanx.types import Address
 
 if TYPE_CHECKING:
@@ -234,6 +235,9 @@ class WatchedWorld:
                     logger.warning("still no answer from the first node's launcher: %s", error)
             except RendezvousError as error:
                 self._on_end(WorldEnd(None, str(error)))
+                break
+            except Exception as error:  # no more descriptors or threads: the end of the world would never be heard
+                self._on_end(WorldEnd(None, f"the first node's launcher cannot be watched: {describe(error)}"))
                 break
             else:
                 with self._lock:
