@@ -113,7 +113,8 @@ class Verdict:
         last words before.
         """
         candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed, *self._last_words]
-        return min(candidates, key=self._innocence, default=None)
+        found = min(candidates, key=self._innocence, default=None)
+        return self._culprit if found is None or self._innocence(found) == 2 else found
 
     def _innocence(self, rank: LocalRank) -> int:
         """0 for a rank that failed by itself, 1 after an error of its own, 2 because of another."""
