@@ -56,7 +56,9 @@ class MeshPort(LinkPort):
 
     def ask_why(self, member: int, wait: float) -> PhalanxError | None:
         rank = self.members[member]
-        if self._closed or rank == self.control.rank:
+        if self._closed:  # this side closes, and the other has heard of it: nobody waits for the reason
+            return super().ask_why(member, 0.0)
+        if rank == self.control.rank:
             return super().ask_why(member, wait)
         deadline = Deadline(wait)
         try:
