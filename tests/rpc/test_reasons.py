@@ -397,7 +397,7 @@ def call_without_descriptors(agent: Agent, how: str) -> BaseException:
         "itself": lambda: agent.call(0, "echo", 1),
         "call_async": lambda: agent.call_async(1, "echo", 1).result(5),
         "notify": lambda: agent.notify(1, "echo", 1),
-        "wait": lambda: agent.call(1, "echo", np.zeros(1 << 20)),
+        "wait": lambda: agent.call(1, "nap", 0.5),
         "wait_async": lambda: future.result(5),
     }
     if how.startswith("wait"):  # connected already: a thread that has never waited needs a descriptor to do so
