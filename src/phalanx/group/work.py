@@ -12,6 +12,7 @@ from ..arguments import as_seconds, shown
 from ..deadline import Deadline
 from ..errors import Timeout, UsageError
 from ..frames import hide_frames
+from ..one_event import OneEvent
 
 __all__ = ["NEVER_HELD_LONG", "Work"]
 
@@ -39,7 +40,7 @@ class Work(Generic[T_co]):
     _withdraw: Callable[[BaseException], object] | None = None
     """Ends it with this error, and takes back what is not done of it, if that can be taken back."""
     _done = False
-    _ended: threading.Event | None = None
+    _ended: OneEvent | None = None
     """Made for the first thread that sleeps until the end."""
     _result: Any = None
     _error: BaseException | None = None
@@ -201,7 +202,7 @@ class Work(Generic[T_co]):
             if self._done:
                 return True
             if self._ended is None:
-                self._ended = threading.Event()
+                self._ended = OneEvent()
         return self._done or self._ended.wait(seconds)  # it may have ended since then, without the lock
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> None:

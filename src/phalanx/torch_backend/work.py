@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..arguments import LONGEST
 from ..frames import hide_frames
+from ..one_event import OneEvent
 
 __all__ = ["CombinedWork", "FinishedWork", "Job", "UnfinishedWork", "seconds_of"]
 
@@ -93,7 +94,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
     def _set_up(self, tensors: Any) -> None:
         self._tensors = tensors
         self._lock = threading.Lock()
-        self._event: threading.Event | None = None
+        self._event: OneEvent | None = None
         """Set when the operation ends. Made for who waits for that in another thread: to make one takes long."""
         self._promise: Any = None
         self._untold: Any = None
@@ -202,7 +203,7 @@ class UnfinishedWork(dist.Work):  # type: ignore[misc]
             if self._ended:
                 return True
             if self._event is None:
-                self._event = threading.Event()
+                self._event = OneEvent()
             event = self._event
         return event.wait(seconds)
 

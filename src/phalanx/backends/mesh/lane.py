@@ -132,10 +132,12 @@ class MeshLane(Lane):
         return [outgoing for channel in channels for outgoing in channel.unsent()]
 
     def _open(self, dst: int, deadline: Deadline) -> RingOutbound:
-        lock = self._dialling[dst]
-        if not lock.acquire(timeout=deadline.remaining()):
-            raise self._world.no_answer(self.members[dst], deadline)
+        lock, taken = self._dialling[dst], False
         try:
+            # By `map`, in one step: after a call of its own, Ctrl-C could come before anybody knows that it is taken.
+            [taken] = map(lock.acquire, (True,), (deadline.remaining(),))
+            if not taken:
+                raise self._world.no_answer(self.members[dst], deadline)
             channel = self._outbound.get(dst)
             if channel is None:
                 stream = self._dial(dst, deadline)
@@ -158,7 +160,8 @@ class MeshLane(Lane):
                     raise self.error
             return channel
         finally:
-            lock.release()
+            if taken:
+                lock.release()
 
     def _sending_ended(self, dst: int, ended: Exception, goodbye: bool) -> PhalanxError:
         return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
