@@ -15,6 +15,7 @@ import phalanx as px
 from phalanx import _native
 from phalanx.deadline import Deadline
 from phalanx.group.worker import SHORT, CollectiveWorker, IssuedWork, QueuedWork
+from phalanx.one_event import OneEvent
 from phalanx.testing import run_ranks
 
 LONG = 30.0
@@ -254,14 +255,14 @@ def test_an_interrupt_while_the_end_is_noted_loses_nothing(
     sleeper.start()
     while work._ended is None:
         time.sleep(1e-3)
-    finish = work._ended.set
+    finish = OneEvent.set
 
-    def interrupted() -> None:
+    def interrupted(event: OneEvent) -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        finish()
+        finish(event)
 
-    monkeypatch.setattr(work._ended, "set", interrupted)
+    monkeypatch.setattr(OneEvent, "set", interrupted)
     with pytest.raises(KeyboardInterrupt):
         work.wait()
     assert work.done()
