@@ -22,7 +22,8 @@ PICTURE = Path(__file__).parent / "img" / "architecture.svg"
 HIDDEN = {"__main__", FRONT_DOOR}
 """Two ways into the package, and no layers of their own."""
 SHARED = {
-    *("deadline", "alarm", "background_thread", "arguments", "system_limits", "errors", "types", "exception_text"),
+    *("deadline", "alarm", "background_thread", "one_event", "arguments", "system_limits"),
+    *("errors", "types", "exception_text"),
     "operating_system",
 }
 """Small modules that every layer may use: one band of the picture, without arrows."""
