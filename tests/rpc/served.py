@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tests.rpc.support import WORLDS
 
 from phalanx.rpc import Agent, current_call
 
@@ -84,12 +83,6 @@ def outcome(act: Callable[..., Any], *args: Any) -> Any:
         return act(*args)
     except Exception as error:
         return error
-
-
-def world_of(where: str) -> dict[str, Any]:
-    """The arguments of `run_ranks` for a kind of world."""
-    backend, arguments = WORLDS[where]
-    return {"backend": backend, **arguments}
 
 
 def use_everything(agent: Agent) -> None:

@@ -40,6 +40,12 @@ Setup = Callable[[px.rpc.Agent], Any]
 Act = Callable[..., Any]
 
 
+def world_of(where: str) -> dict[str, Any]:
+    """The arguments of `run_ranks` for a kind of world."""
+    backend, arguments = WORLDS[where]
+    return {"backend": backend, **arguments}
+
+
 def run(
     where: str,
     n: int,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.lateness import bound
-from tests.rpc.served import CONTRACT, TRANSPORTS, Watch, outcome, serve, use_everything, world_of
-from tests.rpc.support import LIMIT, error_of, held, open_rings, run, until
+from tests.rpc.served import CONTRACT, TRANSPORTS, Watch, outcome, serve, use_everything
+from tests.rpc.support import LIMIT, error_of, held, open_rings, run, until, world_of
 
 import phalanx as px
 from phalanx import _native, operating_system

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from tests.lateness import bound
-from tests.rpc.served import CONTRACT, TRANSPORTS, Watch, outcome, serve, use_everything, world_of
-from tests.rpc.support import at_once, error_of, held, run, until
+from tests.rpc.served import CONTRACT, TRANSPORTS, Watch, outcome, serve, use_everything
+from tests.rpc.support import at_once, error_of, held, run, until, world_of
 
 import phalanx as px
 from phalanx.deadline import Deadline

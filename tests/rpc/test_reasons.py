@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.rpc.support import WORLDS, at_once, error_of, run, until
+from tests.rpc.support import at_once, error_of, run, until, world_of
 
 import phalanx as px
 from phalanx import _native
@@ -32,12 +32,6 @@ from phalanx.wire.calls import CallKind
 LONG = 24 << 20
 """Bytes of an argument or a result that is half-way for a while."""
 CALLERS = 4
-
-
-def _world(where: str) -> dict[str, Any]:
-    """The arguments of `run_ranks` for a kind of world."""
-    backend, arguments = WORLDS[where]
-    return {"backend": backend, **arguments}
 
 
 # -- an agent that closes in the middle of a frame -------------------------------------------------------------------
@@ -105,7 +99,7 @@ def ends_in_mid_frame(world: px.Group, name: str, how: str) -> Any:
 
 @pytest.mark.parametrize("name", ["take", "give"])
 def test_callers_are_told_that_an_agent_has_closed_in_the_middle_of_a_frame(stream: str, name: str) -> None:
-    errors, after = run_ranks(2, ends_in_mid_frame, name, "closed", timeout=20, **_world(stream))[0]
+    errors, after = run_ranks(2, ends_in_mid_frame, name, "closed", timeout=20, **world_of(stream))[0]
     assert len(errors) == CALLERS
     for error in [*errors, after]:
         assert type(error) is ChannelClosed, repr(error)
@@ -115,7 +109,7 @@ def test_callers_are_told_that_an_agent_has_closed_in_the_middle_of_a_frame(stre
 
 @pytest.mark.parametrize("name", ["take", "give"])
 def test_a_rank_that_was_killed_in_the_middle_of_a_frame_is_lost(stream: str, name: str) -> None:
-    errors, after = run_ranks(2, ends_in_mid_frame, name, "killed", timeout=20, may_die=[1], **_world(stream))[0]
+    errors, after = run_ranks(2, ends_in_mid_frame, name, "killed", timeout=20, may_die=[1], **world_of(stream))[0]
     assert len(errors) == CALLERS
     for error in [*errors, after]:
         assert type(error) is PeerLost, repr(error)
@@ -164,7 +158,7 @@ def told_late(world: px.Group) -> list[str]:
 
 
 def test_an_agent_that_closes_because_the_world_has_ended_is_not_the_reason(processes: str) -> None:
-    for rank, errors in enumerate(run_ranks(3, told_late, timeout=30, may_die=(0, 1, 2), **_world(processes))):
+    for rank, errors in enumerate(run_ranks(3, told_late, timeout=30, may_die=(0, 1, 2), **world_of(processes))):
         assert all("enough" in error for error in errors), (rank, errors)
 
 
@@ -205,7 +199,7 @@ def closes_before_it_begins(world: px.Group, name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["queued", "ask_back"])
 def test_a_call_that_meets_an_agent_which_is_closing(processes: str, name: str) -> None:
-    error = run_ranks(2, closes_before_it_begins, name, timeout=20, **_world(processes))[0]
+    error = run_ranks(2, closes_before_it_begins, name, timeout=20, **world_of(processes))[0]
     assert type(error) is ChannelClosed, repr(error)
     assert error.peer == 1
 
@@ -243,7 +237,7 @@ NO_AGENT = pytest.param(
 
 @pytest.mark.parametrize(("where", "has_none"), [NO_AGENT, ("rings", False), ("tcp", False)])
 def test_a_call_that_could_not_be_sent_in_time_says_what_it_waited_for(where: str, has_none: bool) -> None:
-    for error in run_ranks(2, not_connected, has_none, timeout=20, **_world(where))[0]:
+    for error in run_ranks(2, not_connected, has_none, timeout=20, **world_of(where))[0]:
         assert type(error) is px.RpcTimeout, repr(error)
         assert "no connection to the agent of rank 1 within 0.01 s, so nothing was sent: " in str(error)
         assert (error.peer, error.seconds) == (1, 0.01)
@@ -385,7 +379,7 @@ def start_without_descriptors(world: px.Group) -> Any:
 
 
 def test_an_agent_that_cannot_start_names_the_limit(processes: str) -> None:
-    told, error = run_ranks(2, start_without_descriptors, timeout=20, **_world(processes))
+    told, error = run_ranks(2, start_without_descriptors, timeout=20, **world_of(processes))
     assert type(error) is px.OutOfResources, repr(error)
     assert "RLIMIT_NOFILE" in str(error)
     assert type(told) is ChannelClosed, repr(told)
