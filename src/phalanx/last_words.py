@@ -35,6 +35,8 @@ class LastWords(NamedTuple):
     """The error is one that all ranks of a group raise: it says nothing that the first of them does not."""
     own: bool = False
     """An error of this rank alone had come before, as when a collective follows in a `finally`."""
+    lost: int | None = None
+    """The rank that it lost, if that is why it failed."""
 
 
 def say(error: BaseException, show: Callable[[], object]) -> None:
@@ -49,7 +51,7 @@ def say(error: BaseException, show: Callable[[], object]) -> None:
         show()
         return
     text = _printed(show)
-    if not _leave(LastWords(text, is_shared(error), has_own(error))) and sys.stderr is not None:
+    if not _leave(LastWords(text, is_shared(error), has_own(error), _lost_by(error))) and sys.stderr is not None:
         sys.stderr.write(text if line is None else line)
         sys.stderr.flush()
 
@@ -65,6 +67,12 @@ def is_shared(error: BaseException) -> bool:
 def has_own(error: BaseException) -> bool:
     """True if the error is of this rank alone, or one of a whole group that came after such an error."""
     return not _is_of_group(_first(error))
+
+
+def _lost_by(error: BaseException) -> int | None:
+    first = _first(error)
+    found = getattr(first, "phalanx_error", first)
+    return found.peer if isinstance(found, PeerLost) else None
 
 
 def _first(error: BaseException) -> BaseException:
@@ -144,6 +152,7 @@ def read(folder: str, pid: int) -> LastWords | None:
     try:
         with open(_path(folder, pid), encoding="utf-8") as file:
             found = json.load(file)
-        return LastWords(str(found["text"]), bool(found["shared"]), bool(found["own"]))
+        lost = None if found["lost"] is None else int(found["lost"])
+        return LastWords(str(found["text"]), bool(found["shared"]), bool(found["own"]), lost)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -262,3 +262,27 @@ def test_the_reason_is_shown_whatever_the_program_does_with_its_errors(run: Runn
     assert "phalanx: rank 2 failed: exit code 1" in job.err.splitlines(), job.err
     assert "ValueError: bad batch" in job.err.splitlines(), job.err
     assert job.err.splitlines()[-1] == "phalanx: 2 ranks ended because of it"
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("code", "how"), [(7, "exit code 7"), (0, "it left before the others were done (exit code 0)")], ids=["7", "0"]
+)
+def test_a_rank_that_leaves_the_others_is_to_blame_also_under_torch(run: Runner, code: int, how: str) -> None:
+    """It says nothing, and may end later than those that lost it: they know whom they have lost."""
+    script = run.script(
+        f"""
+        import atexit, sys, time
+        import torch, torch.distributed as dist
+        dist.init_process_group("phalanx")
+        for step in range(3):
+            if step == 1 and dist.get_rank() == 1:
+                atexit.register(time.sleep, 2)
+                sys.exit({code})
+            dist.all_reduce(torch.ones(2))
+        """
+    )
+    job = run("-n", "3", "--grace", "30", script)
+    assert job.process.returncode == (code or 1)
+    assert f"phalanx: rank 1 failed: {how}" in job.err.splitlines(), job.err
+    assert not re.search(r"rank [02] failed", job.err), job.err

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "LEFT",
     "RAISED",
     "TRACEBACK",
     "JobFailure",
@@ -24,6 +25,8 @@ LAST_LINES = 30
 TRACEBACK_LINES = 200
 """Lines that are shown of a traceback; a deep recursion has more."""
 
+LEFT = "it left before the others were done"
+"""How a rank failed that ended, or was about to, while others still needed it."""
 RAISED = "it raised an exception"
 """How a rank failed that has left its traceback, and did not end by itself."""
 TRACEBACK = "its traceback"

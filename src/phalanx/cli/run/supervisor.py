@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 
+from phalanx.last_words import LastWords
 from phalanx.launching.guardian import end_all, send
 
 from .ending import Ending, Reason
@@ -16,9 +17,9 @@ from .monitor import JobMonitor
 from .output import Console, RankOutput
 from .plan import RunPlan
 from .processes import LocalRank, Processes
-from .report import RAISED, TRACEBACK, describe_status, last_words, list_ranks
+from .report import LEFT, RAISED, TRACEBACK, describe_status, last_words, list_ranks
 from .upstream import Upstream
-from .verdict import BROKEN_PIPE, Verdict
+from .verdict import BROKEN_PIPE, Verdict, lost_silently
 from .world import LaunchedWorld, WorldEnd
 from .writer import OutputWriter
 
@@ -178,11 +179,6 @@ class Supervisor:
         if rank.status and self._ending.reason is Reason.FAILURE and not self._lost_another(rank):
             self._announce(f"rank {rank.rank} failed: {describe_status(rank.status)}", rank.rank)
 
-    def _raised(self, rank: LocalRank) -> bool:
-        """Whether a rank has left the traceback of an error of its own."""
-        words = self._processes.last_words(rank)
-        return words is not None and not words.shared
-
     def _lost_another(self, rank: LocalRank) -> bool:
         """Whether a rank has said that it failed because of another: that one is named as soon as it is known."""
         words = self._processes.last_words(rank)
@@ -269,7 +265,7 @@ class Supervisor:
             self._plan,
             self._ending,
             self._by_rank,
-            last_words={rank: words for rank in self._by_rank if (words := self._processes.last_words(rank))},
+            last_words=self._last_words(),
             stubborn=self._stubborn,
             log_path=self._console.log_path,
             host=self._host,
@@ -326,14 +322,21 @@ class Supervisor:
 
     def _culprit(self) -> LocalRank | None:
         """The rank of this node that is to blame: one that raised may end later than those that lost it."""
-        ranks, said = self._processes.ranks, self._ending.culprit(self._processes.ranks)
+        said = self._ending.culprit(self._processes.ranks)
         if self._ending.cause is not None:
             return said
-        own = next((rank for rank in ranks if (words := self._processes.last_words(rank)) and words.own), said)
-        return next((rank for rank in ranks if self._raised(rank)), own)
+        words = self._last_words()
+        own = (rank for rank, left in words.items() if left.own)
+        raised = (rank for rank, left in words.items() if not left.shared)
+        return next(raised, None) or next(own, None) or lost_silently(self._processes.ranks, words) or said
+
+    def _last_words(self) -> dict[LocalRank, LastWords]:
+        return {rank: words for rank in self._processes.ranks if (words := self._processes.last_words(rank))}
 
     def _how(self, culprit: LocalRank) -> str:
-        return RAISED if culprit.status is None else describe_status(culprit.status)
+        if culprit.status is not None:
+            return describe_status(culprit.status)
+        return LEFT if self._processes.last_words(culprit) is None else RAISED
 
     def _blame(self, culprit: LocalRank) -> None:
         """Tells the other nodes about a rank of this one that failed without a word to the directory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.last_words import LastWords
@@ -13,14 +13,20 @@ from .ending import Ending, Reason
 from .output import RankOutput
 from .plan import RunPlan
 from .processes import LocalRank
-from .report import RAISED, JobFailure, describe_status, failure_report, list_ranks, victims_line
+from .report import LEFT, RAISED, JobFailure, describe_status, failure_report, list_ranks, victims_line
 
-__all__ = ["BROKEN_PIPE", "Verdict"]
+__all__ = ["BROKEN_PIPE", "Verdict", "lost_silently"]
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit code of a job whose output was closed."""
 _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 """How a rank may end because the launcher wants it."""
+
+
+def lost_silently(ranks: Iterable[LocalRank], last_words: Mapping[LocalRank, LastWords]) -> LocalRank | None:
+    """The rank that others have lost and that has said nothing itself, as after `sys.exit`; None if there is none."""
+    lost = {words.lost for words in last_words.values()}
+    return next((rank for rank in ranks if rank.rank in lost and rank not in last_words), None)
 
 
 class Verdict:
@@ -114,7 +120,9 @@ class Verdict:
         """
         candidates = [*([self._culprit] if self._culprit is not None else []), *self._ending.failed, *self._last_words]
         found = min(candidates, key=self._innocence, default=None)
-        return self._culprit if found is None or self._innocence(found) == 2 else found
+        if found is not None and self._innocence(found) < 2:
+            return found
+        return lost_silently(self._outputs, self._last_words) or self._culprit
 
     def _innocence(self, rank: LocalRank) -> int:
         """0 for a rank that failed by itself, 1 after an error of its own, 2 because of another."""
@@ -202,16 +210,14 @@ class Verdict:
     def _how(self, culprit: LocalRank) -> str:
         cause = self._ending.cause
         if culprit in self._stubborn:
-            what = cause.reason if cause else RAISED
+            what = cause.reason if cause else RAISED if culprit in self._last_words else LEFT
             return f"{what}; it had to be killed after {self._plan.grace:g} s"
         if self._ended_on_its_way_out(culprit):
             return RAISED
-        if not culprit.status and cause is not None:
+        if not culprit.status:
             ended = f" ({describe_status(0)})"
-            return (
-                f"{cause.reason.removesuffix(ended) if cause.aborted else 'it left before the others were done'}{ended}"
-            )
-        return describe_status(culprit.status or 0)
+            return f"{cause.reason.removesuffix(ended) if cause is not None and cause.aborted else LEFT}{ended}"
+        return describe_status(culprit.status)
 
     def _notes(self, culprit: LocalRank) -> list[str]:
         """Lines about the other ranks."""
