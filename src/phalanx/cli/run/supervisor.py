@@ -328,10 +328,10 @@ class Supervisor:
         words = self._last_words()
         own = (rank for rank, left in words.items() if left.own)
         raised = (rank for rank, left in words.items() if not left.shared)
-        return next(raised, None) or next(own, None) or lost_silently(self._processes.ranks, words) or said
+        return next(raised, None) or next(own, None) or lost_silently(self._by_rank, words) or said
 
     def _last_words(self) -> dict[LocalRank, LastWords]:
-        return {rank: words for rank in self._processes.ranks if (words := self._processes.last_words(rank))}
+        return {rank: words for rank in self._by_rank if (words := self._processes.last_words(rank))}
 
     def _how(self, culprit: LocalRank) -> str:
         if culprit.status is not None:
