@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ["drop_frames", "frames_are_hidden", "hide_frames", "hides_frames", "is_ours", "user_stack", "user_traceback"]
+__all__ = [
+    "chain_of",
+    "drop_frames",
+    "frames_are_hidden",
+    "hide_frames",
+    "hides_frames",
+    "is_ours",
+    "user_stack",
+    "user_traceback",
+]
 
 _PACKAGE = f"{Path(__file__).parent}/"
 _PROGRAMS = (f"{_PACKAGE}cli/", f"{_PACKAGE}testing/conformance/")
@@ -65,7 +74,7 @@ def hide_frames(error: BaseException) -> None:
 
 def drop_frames(error: BaseException) -> None:
     """As `hide_frames`, whatever `PHALANX_DEBUG` says."""
-    for one in _chain(error):
+    for one in chain_of(error):
         with contextlib.suppress(Exception):  # a class of the user's with ideas of its own
             if not _is_bug(one):
                 one.__traceback__ = _without_ours(one.__traceback__)
@@ -105,7 +114,7 @@ def user_stack(error: BaseException) -> str:
     return printable(f"Traceback (most recent call last):\n{''.join(lines)}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """The error and those that Python would print before it."""
     found: Any = error
     for _ in range(_LONGEST_CHAIN):

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from . import config
 from .errors import ConfigError, Desync, PeerLost, PhalanxError, Timeout, UsageError
 from .exception_text import printable
+from .frames import chain_of
 
 __all__ = ["LastWords", "is_shared", "offer", "read", "say"]
 
-_LONGEST_CHAIN = 20
 _PLACE = re.compile(r'^  File "(?:.*/)?(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
@@ -77,12 +77,8 @@ def _lost_by(error: BaseException) -> int | None:
 
 def _first(error: BaseException) -> BaseException:
     """The first of the errors that led to this one."""
-    for _ in range(_LONGEST_CHAIN):
-        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if before is None:
-            break
-        error = before
-    return error
+    *_, first = chain_of(error)
+    return first
 
 
 def _is_of_group(error: BaseException) -> bool:
