@@ -27,7 +27,10 @@ fetch() {
 
 install() {
     local pip=".venv/bin/python -m pip --disable-pip-version-check install -q --no-index --find-links $carry" mpi
-    python3 -m venv --system-site-packages .venv
+    python3 -m venv .venv
+    # What that Python has, also if it is of an environment itself: then `--system-site-packages` would miss it.
+    python3 -c 'import site, sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+        > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/of_the_machine.pth"
     $pip scikit-build-core nanobind ninja mpi4py pytest pytest-timeout pytest-xdist hypothesis asyncssh \
         opentelemetry-sdk pyzmq expecttest
     $pip --no-deps nccl4py cuda-core cuda-pathfinder

@@ -5,16 +5,22 @@
 
 #include <nanobind/nanobind.h>
 
+#include <deque>
+#include <utility>
 #include <vector>
 
+#include "alarm.hpp"
 #include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "message_calls.hpp"
+#include "ring_exchange.hpp"
 
 namespace phalanx {
 
 class FastMessages : MessageCalls {
 public:
+    class Prepared;  // ring_prepared.hpp
+
     FastMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
                   std::size_t max_message, int spins, int yields)
         : MessageCalls(std::move(mailbox), std::move(arrays), std::move(recorder), timeout, max_message),
@@ -30,10 +36,26 @@ public:
         in_.at(src) = {nb::cast<RingIn*>(ring), nb::cast<ChannelLock*>(channel.attr("lock")), ring, channel, {}};
     }
 
+    // Messages may stand in line from now on. Those for which no thread waits become urgent by the alarm, and `start` starts the
+    // thread that waits for it.
+    void attend_by(nb::object alarm, nb::object start) {
+        alarm_ = nb::cast<Alarm*>(alarm);
+        alarm_object_ = std::move(alarm);
+        start_ = std::move(start);
+    }
+    nb::object prepare_receive(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+        Message message;
+        const Route<RingIn>* const found = lookup(in_, src, message);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, timeout, true, "numpy")) return nb::none();
+        if (found->mapped->half() == nullptr || comes_later(src)) return nb::none();
+        return prepare(message, out, false);
+    }
+
     // Lets go of all channels. They refer to this object as well, and no garbage collector looks in here.
     void close() {
         for (auto& route : out_) route = {};
         for (auto& route : in_) route = {};
+        start_.reset();
     }
 
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
@@ -41,24 +63,56 @@ public:
         Message message;
         const Route<RingOut>* found = lookup(out_, dst, message);
         if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
+        return first_in_line(false) == nullptr ? send_next(message, x, nullptr) : move_along(message, x, true);
+    }
+
+    // As `send`, but without a wait: True, False, or a `Prepared` of what has to wait for room.
+    nb::object post_send(nb::handle x, nb::handle dst, nb::handle tag, nb::handle timeout) {
+        Message message;
+        const Route<RingOut>* found = lookup(out_, dst, message);
+        if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, timeout, false, "numpy")) return nb::bool_(false);
         const Route<RingOut> route = *found;
         const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || PyObject_Size(route.queue.ptr()) != 0)
-            return nb::bool_(false);
-        const RingOut::Stay stay(*route.mapped);
-        return send_frame(*route.mapped->half(), route, message, x);
+        if (!turn.taken || route.mapped->half() == nullptr) return nb::bool_(false);
+        if (is_free(route, message, nullptr) && put_at_once(route, message)) return nb::bool_(true);
+        nb::object prepared = prepare(message, x, true);
+        return prepared.is_none() ? nb::bool_(false) : prepared;
     }
 
     nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
         Message message;
         const Route<RingIn>* found = lookup(in_, src, message);
         if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
-        const Route<RingIn> route = *found;
-        const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src))
+        return first_in_line(true) == nullptr ? receive(message, out, nullptr) : move_along(message, out, false);
+    }
+
+    // Sends an array, and takes the one that comes for another. True: both are done. False: declined, nothing has happened.
+    // Otherwise what each of them has come to: True, an operation that goes on with it, or False if it has not begun.
+    nb::object exchange(nb::handle x, nb::handle dst, nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
+        Message sending, receiving;
+        const Route<RingOut>* const found_out = lookup(out_, dst, sending);
+        const Route<RingIn>* const found_in = lookup(in_, src, receiving);
+        if (found_out == nullptr || found_in == nullptr || found_out->mapped == nullptr || found_in->mapped == nullptr)
             return nb::bool_(false);
-        const RingIn::Stay stay(*route.mapped);
-        return receive_frame(*route.mapped->half(), route, message, out);
+        if (!describe(sending, x, tag, timeout, false, "numpy") || !describe(receiving, out, tag, timeout, true, "numpy"))
+            return nb::bool_(false);
+        if (sending.array.overlaps(receiving.array)) return nb::bool_(false);
+        const Route<RingOut> to = *found_out;
+        const Route<RingIn> from = *found_in;
+        const Turn out_turn(*to.lock), in_turn(*from.lock);
+        if (!out_turn.taken || !in_turn.taken || !is_free(to, sending, nullptr) || !is_free(from, receiving, nullptr))
+            return nb::bool_(false);
+        const RingOut::Stay stay_out(*to.mapped);
+        const RingIn::Stay stay_in(*from.mapped);
+        Outgoing outgoing(*to.mapped, sending);
+        Incoming incoming(*from.mapped, receiving);
+        exchange_through(to, sending, outgoing, from, receiving, incoming, Until::both);
+        if (!outgoing.begun() && !incoming.begun()) return nb::bool_(false);
+        if (outgoing.ended() && incoming.ended()) return nb::bool_(true);
+        const Rest rest = rest_of_exchange(outgoing, incoming, {to, sending, x}, {from, receiving, out}, true);
+        if (rest.raised) throw nb::python_error(*rest.raised);
+        const auto or_false = [](const nb::object& part) { return part.is_none() ? nb::object(nb::bool_(false)) : part; };
+        return nb::make_tuple(or_false(rest.sent), or_false(rest.received));
     }
 
     // The description and the bytes of the array that comes next from a rank, which stays where it is: (description, bytes).
@@ -78,7 +132,7 @@ public:
         if (!limits(message, timeout) || !read_tag(message, tag)) return false;
         const Route<RingOut> route = *found;
         const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || PyObject_Size(route.queue.ptr()) != 0) return false;
+        if (!turn.taken || !is_free(route, message, nullptr)) return false;
         const RingOut::Stay stay(*route.mapped);
         RingWriter& ring = *route.mapped->half();
         const std::size_t size = sizeof(FrameHeader) + head.size();
@@ -129,6 +183,7 @@ private:
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
     static constexpr std::size_t longest_object = 4 << 10;  // its structure
+    friend class Prepared;
 
     template <class Mapped>
     struct Route {
@@ -139,21 +194,161 @@ private:
         nb::object queue;
     };
 
-    // Lets go of the GIL to wait for the other side, or to move many bytes.
-    class Away {
+    // May sleep on this bell: whoever wants the channel rings it.
+    class Sleeping {
     public:
-        Away(ChannelLock& lock, Bell& bell) : lock_(lock) { lock_.sleeps_on(&bell), release_.emplace(); }
-        ~Away() {
-            release_.reset();
-            lock_.sleeps_on(nullptr);
-        }
-        Away(const Away&) = delete;
-        Away& operator=(const Away&) = delete;
+        Sleeping(ChannelLock& lock, Bell& bell) noexcept : lock_(lock) { lock_.sleeps_on(&bell); }
+        ~Sleeping() { lock_.sleeps_on(nullptr); }
+        Sleeping(const Sleeping&) = delete;
+        Sleeping& operator=(const Sleeping&) = delete;
 
     private:
         ChannelLock& lock_;
-        std::optional<WithoutGil> release_;
     };
+
+    // Lets go of the GIL to wait for the other side, or to move many bytes.
+    class Away {
+    public:
+        Away(ChannelLock& lock, Bell& bell) : sleeping_(lock, bell) {}
+
+    private:
+        Sleeping sleeping_;
+        WithoutGil released_;
+    };
+
+    // Whether the next message to a rank may be this one: no other stands before it. `prepared`: of one that stands in line.
+    bool is_free(const Route<RingOut>& route, const Message& message, const Prepared* prepared) const {
+        const Prepared* const first = first_in_line(true, message.peer);
+        const bool is_next = first == nullptr || first == prepared;
+        return is_next && route.mapped->half() != nullptr && PyObject_Size(route.queue.ptr()) == 0;
+    }
+    // Whether the next message of a rank is for this receive.
+    bool is_free(const Route<RingIn>& route, const Message& message, const Prepared* prepared) const {
+        const Prepared* const first = first_in_line(false, message.peer);
+        const bool is_next = first == nullptr || first == prepared;
+        return is_next && route.mapped->half() != nullptr && route.mapped->resting && !comes_later(nb::int_(message.peer));
+    }
+    Prepared* first_in_line(bool sends, int peer = -1) const noexcept;
+
+    // The same answers as of `send` and `recv`. `message` is described.
+    nb::object send_next(Message& message, nb::handle x, const Prepared* prepared) {
+        const Route<RingOut> route = out_[static_cast<std::size_t>(message.peer)];
+        if (route.mapped == nullptr) return nb::bool_(false);
+        const Turn turn(*route.lock);
+        if (!turn.taken || !is_free(route, message, prepared)) return nb::bool_(false);
+        const RingOut::Stay stay(*route.mapped);
+        return send_frame(*route.mapped->half(), route, message, x);
+    }
+    nb::object receive(Message& message, nb::handle out, const Prepared* prepared) {
+        const Route<RingIn> route = in_[static_cast<std::size_t>(message.peer)];
+        if (route.mapped == nullptr) return nb::bool_(false);
+        const Turn turn(*route.lock);
+        if (!turn.taken || !is_free(route, message, prepared)) return nb::bool_(false);
+        const RingIn::Stay stay(*route.mapped);
+        return receive_frame(*route.mapped->half(), route, message, out);
+    }
+
+    // False if there is no room for all of it now.
+    bool put_at_once(const Route<RingOut>& route, const Message& message) {
+        const RingOut::Stay stay(*route.mapped);
+        RingWriter& ring = *route.mapped->half();
+        const std::size_t bytes = message.array.bytes, size = message.head.size() + bytes;
+        if (ring.room(size) < size || ring.other_closed()) return false;
+        ring.ask_for_no_byte();
+        {
+            std::optional<Away> away;
+            if (bytes > worth_releasing) away.emplace(*route.lock, ring.bell());
+            ring.put(message.head.data(), message.head.size());
+            ring.put(message.array.data, bytes);
+            ring.publish();
+        }
+        note("send", message);
+        return true;
+    }
+
+    // One that stands in line once it begins; None if none may.
+    nb::object prepare(const Message& message, nb::handle array, bool sends);
+    // False once the channel is closed, and in a forked child.
+    template <class Mapped>
+    static bool is_open(const std::vector<Route<Mapped>>& routes, const Message& message) {
+        const Route<Mapped>& route = routes[static_cast<std::size_t>(message.peer)];
+        return route.mapped != nullptr && route.mapped->half() != nullptr;
+    }
+
+    // Has somebody see to those that stand in line, if no thread waits for them soon; at once if a part of one has moved.
+    void attend() noexcept;
+    // A call that waits, while others stand in line: the oldest one in the other direction moves along.
+    nb::object move_along(const Message& message, nb::handle array, bool sends);
+
+    bool move_pair(Prepared& sending, Prepared& receiving, Prepared& target);
+
+    // Moves both ways at once, with both locks held, and notes what has ended.
+    void exchange_through(const Route<RingOut>& to, const Message& sending, Outgoing& outgoing, const Route<RingIn>& from,
+                          const Message& receiving, Incoming& incoming, Until until) {
+        to.mapped->half()->ask_for_no_byte();
+        from.mapped->half()->ask_for_no_byte();
+        const auto through = [&] { return outgoing.ended() && incoming.ended(); };
+        if (sending.array.bytes <= worth_releasing && receiving.array.bytes <= worth_releasing) {
+            const int spins = std::min(held_spins, patience_.spins);
+            for (int i = 0; i <= spins && !through(); ++i) {
+                outgoing.step();
+                if (!incoming.step()) relax();
+            }
+        }
+        if (!through()) {
+            const Sleeping going(*to.lock, outgoing.bell()), coming(*from.lock, incoming.bell());
+            const WithoutGil released;
+            const std::int64_t deadline_ns = std::min(sending.began + sending.timeout_ns, receiving.began + receiving.timeout_ns);
+            move_both(outgoing, incoming, until, patience_, bound_of(sending, *to.lock), bound_of(receiving, *from.lock), deadline_ns);
+        }
+        outgoing.take_back();
+        if (outgoing.ended()) note("send", sending);
+        if (incoming.ended()) note("recv", receiving);
+    }
+
+    template <class Mapped>
+    struct Half {
+        const Route<Mapped>& route;
+        const Message& message;
+        nb::handle array;
+    };
+    // What goes on with the parts of an exchange: True for one that has ended, None for one that has not begun.
+    struct Rest {
+        nb::object sent = nb::none(), received = nb::none();
+        std::optional<nb::python_error> raised;  // by a signal handler
+    };
+    // `noted`: for a caller that may be interrupted before it has them.
+    Rest rest_of_exchange(const Outgoing& outgoing, const Incoming& incoming, const Half<RingOut>& out, const Half<RingIn>& in,
+                          bool noted) {
+        Rest rest;
+        if (outgoing.ended()) rest.sent = nb::bool_(true);
+        if (incoming.ended()) rest.received = nb::bool_(true);
+        const bool sends_on = outgoing.begun() && !outgoing.ended(), receives_on = incoming.begun() && !incoming.ended();
+        std::optional<ChannelLock::Halfway> sending, receiving;
+        if (sends_on) sending.emplace(*out.route.lock, out.route.channel);
+        if (receives_on) receiving.emplace(*in.route.lock, in.route.channel);
+        // An interrupt that waits to be raised would be so in the first call of Python.
+        if (PyErr_CheckSignals() != 0) rest.raised.emplace();
+        const auto go_on = [&](nb::handle channel, nb::object& found, auto hand_over) {
+            try {
+                found = or_tear(channel, hand_over);
+            } catch (nb::python_error& interrupt) {
+                if (!rest.raised) rest.raised.emplace(std::move(interrupt));
+            }
+        };
+        if (sends_on)
+            go_on(out.route.channel, rest.sent, [&] {
+                return out.route.channel.attr("hand_over")(memory_of(out.array, out.message), outgoing.done(), nb::bytes("", 0), noted);
+            });
+        if (receives_on)
+            go_on(in.route.channel, rest.received, [&] {
+                const ArrayHead& head = in.message.head;
+                const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
+                return in.route.channel.attr("hand_over")(memory_of(in.array, in.message), in.message.tag, description, incoming.done(),
+                                                          noted);
+            });
+        return rest;
+    }
 
     nb::object send_frame(RingWriter& ring, const Route<RingOut>& route, const Message& message, nb::handle x) {
         const Bound bound = bound_of(message, *route.lock);
@@ -177,7 +372,7 @@ private:
         if (done < size) {
             const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(memory_of(x, message), done); }), message);
+            return waited(in_any_case(route.channel, [&] { return hand_over(memory_of(x, message), done); }), message);
         }
         note("send", message);
         return nb::bool_(true);
@@ -202,7 +397,8 @@ private:
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
             const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
+            const auto go_on = [&] { return hand_over(memory_of(out, message), message.tag, description, done); };
+            return waited(in_any_case(route.channel, go_on), message);
         }
         note("recv", message);
         return nb::bool_(true);
@@ -217,7 +413,7 @@ private:
         if (found == nullptr || found->mapped == nullptr || !limits(message, timeout) || !read_tag(message, tag)) return nb::none();
         const Route<RingIn> route = *found;
         const Turn turn(*route.lock);
-        if (!turn.taken || route.mapped->half() == nullptr || !route.mapped->resting || comes_later(src)) return nb::none();
+        if (!turn.taken || !is_free(route, message, nullptr)) return nb::none();
         const RingIn::Stay stay(*route.mapped);
         RingReader& ring = *route.mapped->half();
         const Bound bound = bound_of(message, *route.lock);
@@ -258,6 +454,10 @@ private:
     Patience patience_;
     std::vector<Route<RingOut>> out_;
     std::vector<Route<RingIn>> in_;
+    std::deque<Prepared*> line_;  // those for which no thread has waited yet, in the order of their calls
+    Alarm* alarm_ = nullptr;
+    nb::object alarm_object_, start_;
+    bool is_attended_ = false;
 };
 
 }  // namespace phalanx

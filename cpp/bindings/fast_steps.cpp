@@ -22,6 +22,7 @@
 #include "channel_lock.hpp"
 #include "collective_calls.hpp"
 #include "module.hpp"
+#include "phalanx/shared_crew.hpp"
 #include "steps_run.hpp"
 
 namespace nb = nanobind;
@@ -94,10 +95,16 @@ public:
 
     void keep(std::unique_ptr<Steps> steps) noexcept { kept_ = std::move(steps); }
 
-    void copy(const std::array<std::byte*, 3>& memory) const noexcept {
-        for (const Piece& piece : copies_)
-            if (at(memory, piece.first) != at(memory, piece.second))
-                std::memcpy(at(memory, piece.second), at(memory, piece.first), piece.size);
+    // `helped(bytes, work)`: as `SharedCrew::share`.
+    template <class Helped>
+    void copy(const std::array<std::byte*, 3>& memory, Helped helped) const noexcept {
+        for (const Piece& piece : copies_) {
+            const std::byte* from = at(memory, piece.first);
+            std::byte* to = at(memory, piece.second);
+            if (from == to) continue;
+            auto copy_part = [&](std::size_t begin, std::size_t size) { std::memcpy(to + begin, from + begin, size); };
+            if (!helped(piece.size, copy_part)) copy_part(0, piece.size);
+        }
     }
 
     nb::object origin;
@@ -177,10 +184,11 @@ public:
     // outcome, sequence, interrupt, seconds, ends)` finishes what lasts, or raises; `ends`: when the time of an asynchronous
     // one is over, else None. `take_part(out, slot, root, sequence, seconds)` takes a rank's part of a scatter, of which the
     // root has told what is in the slot, and raises if it does not fit. `do_all(verb, x, out, root, op, sequence, seconds,
-    // ends)` does all of an asynchronous one the general way. `ahead` counts the messages that wait on the lane.
+    // ends)` does all of an asynchronous one the general way. `ahead` counts the messages that wait on the lane. So many of the
+    // crew, if there is one, help to copy within this rank.
     FastSteps(int rank, int ranks, Recorder& recorder, TurnLock& turn, PlainArrays& arrays, nb::object kind_of,
               nb::object describe, nb::object lay_out, nb::object go_on, nb::object take_part, nb::object do_all,
-              nb::dict ahead, double timeout, WaitPolicy& policy, std::size_t piece)
+              nb::dict ahead, double timeout, WaitPolicy& policy, std::size_t piece, SharedCrew* crew, int helpers)
         : CollectiveCalls(rank, ranks, recorder, turn, arrays, std::move(kind_of), std::move(describe), timeout),
           lay_out_(std::move(lay_out)),
           go_on_(std::move(go_on)),
@@ -188,7 +196,9 @@ public:
           do_all_(std::move(do_all)),
           ahead_(std::move(ahead)),
           policy_(policy),
-          piece_(piece) {
+          piece_(piece),
+          crew_(crew),
+          helpers_(helpers) {
         slot_.object = slot_owner_;
         slot_.data = reinterpret_cast<std::byte*>(PyByteArray_AsString(slot_owner_.ptr()));
     }
@@ -379,7 +389,9 @@ private:
         Steps::Outcome outcome;
         {
             const WithoutGil released;
-            layout.copy(memory);
+            layout.copy(memory, [this](std::size_t bytes, auto& work) {
+                return crew_ != nullptr && crew_->share(bytes, helpers_, worth_helping, work);
+            });
             outcome = move(*steps, held, begun.began_ns + std::min(handover_ns, o.timeout_ns));
         }
         if (outcome == Steps::Outcome::done) {
@@ -402,6 +414,7 @@ private:
     static constexpr std::int64_t handover_ns = 50'000'000;
     static constexpr int sleep_ms = 2;  // so long may pass before a thread that wants a channel is seen
     static constexpr std::size_t short_bytes = 64 << 10;
+    static constexpr std::size_t worth_helping = 1 << 20;  // of a copy
     static constexpr std::size_t most_layouts = 256;
 
     struct Key {
@@ -487,6 +500,8 @@ private:
     nb::dict ahead_;
     WaitPolicy& policy_;
     const std::size_t piece_;
+    SharedCrew* const crew_;
+    const int helpers_;
     const std::shared_ptr<ScratchPool> pool_ = std::make_shared<ScratchPool>();
     nb::object ended_ = nb::steal(PyUnicode_InternFromString("ended"));
     nb::object resting_ = nb::steal(PyUnicode_InternFromString("resting"));
@@ -592,11 +607,11 @@ void phalanx::bind_fast_steps(nb::module_& m) {
              nb::arg("salt"), nb::arg("origin"));
     nb::class_<FastSteps> path(m, "FastSteps", "The fast path of a group's collectives over TCP.");
     path.def(nb::init<int, int, Recorder&, TurnLock&, PlainArrays&, nb::object, nb::object, nb::object, nb::object, nb::object,
-                      nb::object, nb::dict, double, WaitPolicy&, std::size_t>(),
+                      nb::object, nb::dict, double, WaitPolicy&, std::size_t, SharedCrew*, int>(),
              nb::arg("rank"), nb::arg("ranks"), nb::arg("recorder"), nb::arg("turn"), nb::arg("arrays"), nb::arg("kind_of"),
              nb::arg("describe"), nb::arg("lay_out"), nb::arg("go_on"), nb::arg("take_part"), nb::arg("do_all"),
-             nb::arg("ahead"), nb::arg("timeout"), nb::arg("policy"), nb::arg("piece"), nb::keep_alive<1, 4>(),
-             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>());
+             nb::arg("ahead"), nb::arg("timeout"), nb::arg("policy"), nb::arg("piece"), nb::arg("crew").none(), nb::arg("helpers"),
+             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), nb::keep_alive<1, 17>());
     bind_verbs(path);
     nb::class_<IssuedSteps>(m, "IssuedSteps", "An asynchronous collective over TCP; see phalanx.group.worker.")
         .def_prop_ro("bytes", &IssuedSteps::bytes)

@@ -21,9 +21,19 @@ void need(bool valid) {
 
 double movement(std::size_t bytes, int reads, int writes, bool in_place, int mover, int threads, int rounds,
                 double budget) {
-    need(bytes > 0 && reads > 0 && writes > 0 && threads > 0 && mover >= 0 && mover <= static_cast<int>(Mover::large_tiles));
+    need(bytes > 0 && reads > 0 && writes > 0 && threads > 0 && mover >= 0 && mover <= static_cast<int>(Mover::ahead));
     const WithoutGil released;
     return time_movement({bytes, reads, writes, in_place}, static_cast<Mover>(mover), threads, effort_of(rounds, budget));
+}
+
+nb::tuple copies(std::size_t bytes, int threads, int rounds, double budget) {
+    need(bytes > 0 && threads > 0);
+    std::array<double, 3> seconds;
+    {
+        const WithoutGil released;
+        seconds = time_copies(bytes, threads, effort_of(rounds, budget));
+    }
+    return nb::make_tuple(seconds[0], seconds[1], seconds[2]);
 }
 
 double all_reduce(std::size_t bytes, int ranks, std::size_t slot, std::size_t reduced_by_all, int spins, int yields,
@@ -48,6 +58,7 @@ double gather(std::size_t bytes, int ranks, std::size_t slot, std::size_t copy_o
 void phalanx::bind_machine(nb::module_& m) {
     m.def("time_movement", &movement, "size"_a, "reads"_a, "writes"_a, "in_place"_a, "mover"_a, "threads"_a, "rounds"_a,
           "budget"_a);
+    m.def("time_copies", &copies, "size"_a, "threads"_a, "rounds"_a, "budget"_a);
     m.def("time_all_reduce", &all_reduce, "size"_a, "ranks"_a, "slot_bytes"_a, "reduced_by_all"_a, "spins"_a, "yields"_a,
           "calls"_a, "rounds"_a, "budget"_a);
     m.def("time_gather", &gather, "size"_a, "ranks"_a, "slot_bytes"_a, "copy_once_from"_a, "spins"_a, "yields"_a, "calls"_a,

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "channel_lock.hpp"
@@ -132,6 +134,32 @@ protected:
         nb::python_error interrupt;
         in_interpreter(call);
         throw std::move(interrupt);
+    }
+
+    // Has Python go on with a message of which a part has moved, with the channel `Halfway`. An interrupt may wait to be raised:
+    // Python would raise it first thing in the call, so it is raised afterwards. One that comes in the call ends the channel.
+    template <class F>
+    static nb::object in_any_case(nb::handle channel, F call) {
+        std::optional<nb::python_error> interrupt;
+        if (PyErr_CheckSignals() != 0) interrupt.emplace();
+        nb::object result = or_tear(channel, call);
+        if (interrupt) throw std::move(*interrupt);
+        return result;
+    }
+    template <class F>
+    static nb::object or_tear(nb::handle channel, F call) {
+        try {
+            return in_interpreter(call);
+        } catch (const nb::python_error&) {
+            for (int tries = 0; tries < 100; ++tries) {  // the next signal may come in there
+                try {
+                    in_interpreter([&] { return channel.attr("tear")(); });
+                    break;
+                } catch (const nb::python_error&) {
+                }
+            }
+            throw;
+        }
     }
 
 private:

@@ -46,6 +46,7 @@ void phalanx::bind_mpi_messages(nb::module_& m) {
         .def("exchange", &MpiMessages::Prepared::exchange, nb::arg("receiving"))
         .def("hand_over", &MpiMessages::Prepared::hand_over, nb::arg("sink") = nb::none())
         .def("leave", &MpiMessages::Prepared::leave)
+        .def("stop", &MpiMessages::Prepared::stop)
         .def("overlaps", &MpiMessages::Prepared::overlaps, nb::arg("other"))
         .def_prop_ro("ended", &MpiMessages::Prepared::ended)
         .def_prop_ro("operation", &MpiMessages::Prepared::operation)

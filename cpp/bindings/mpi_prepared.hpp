@@ -105,13 +105,12 @@ public:
     }
 
     bool overlaps(const Prepared& other) const noexcept {
-        const PlainArray &mine = transfer_.message.array, &theirs = other.transfer_.message.array;
-        const auto* const begin = static_cast<const std::byte*>(mine.data);
-        const auto* const other_begin = static_cast<const std::byte*>(theirs.data);
-        return begin < other_begin + theirs.bytes && other_begin < begin + mine.bytes;
+        return transfer_.message.array.overlaps(other.transfer_.message.array);
     }
 
     bool ended() const noexcept { return transfer_.ended; }
+    // For the general way, which goes on with it unless it has ended. With the lock held: no thread moves it.
+    bool stop() const noexcept { return transfer_.ended; }
     nb::object operation() const { return operation_; }
     int peer() const noexcept { return transfer_.message.peer; }
     std::int64_t tag() const noexcept { return transfer_.message.tag; }

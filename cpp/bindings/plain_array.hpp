@@ -43,6 +43,8 @@ struct PlainArray {
     int number = -1;                     // of the dtype, in the list that was given; the next one is bfloat16
     int gpu = -1;                        // the number of the GPU that it lies on; -1 on the CPU
     void* stream = nullptr;              // that GPU's current one in this thread
+
+    bool overlaps(const PlainArray& other) const noexcept { return data < other.data + other.bytes && other.data < data + bytes; }
 };
 
 // The dtypes that are plain. NumPy has one object of each; an equal one that somebody has made takes the general way.

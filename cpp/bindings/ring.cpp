@@ -7,7 +7,7 @@
 #include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
-#include "fast_messages.hpp"
+#include "ring_prepared.hpp"
 #include "stream_messages.hpp"
 
 namespace nb = nanobind;
@@ -86,6 +86,7 @@ auto bind_half(nb::module_& m, const char* name, const char* words) {
         .def("close", &Ring::close)
         .def("abandon", &Ring::abandon)
         .def("sever", &Ring::sever)
+        .def("ask_ahead_from", [](Ring& r, std::size_t bytes) { if (r.half() != nullptr) r.half()->ahead_from = bytes; }, nb::arg("size"))
         .def_prop_ro("other_closed", [](Ring& r) { return r.half() != nullptr && r.half()->other_closed(); })
         .def_prop_ro("severed", [](Ring& r) { return r.half() == nullptr || r.half()->severed(); })
         .def_prop_ro("broken", [](Ring& r) { return r.half() != nullptr && r.half()->broken(); })
@@ -113,6 +114,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def_prop_ro("accepted", &RingOut::accepted)
         .def_prop_rw("lends_from", [](RingOut& r) { return r.loans.lends_from; },
                      [](RingOut& r, std::size_t bytes) { r.loans.lends_from = bytes; })
+        .def_prop_rw("exchanges_from", [](RingOut& r) { return r.loans.exchanges_from; },
+                     [](RingOut& r, std::size_t bytes) { r.loans.exchanges_from = bytes; })
         .def_prop_ro("lent", [](RingOut& r) { return r.loans.lent; })
         .def("write", &write_views, nb::arg("views"));
     bind_half<RingIn>(m, "RingIn", "The reading side of a ring.")
@@ -121,8 +124,8 @@ void phalanx::bind_ring(nb::module_& m) {
         .def_prop_ro("pending", [](RingIn& r) {
             return r.half() != nullptr && (r.half()->has_bytes() || MessageBorrower::stands(*r.half()));
         })
-        .def("borrow_from", [](RingIn& r, int pid, SharedCrew& crew, int helpers) { r.loans.borrow_from(pid, &crew, helpers); },
-             nb::arg("pid"), nb::arg("crew"), nb::arg("helpers"), nb::keep_alive<1, 3>())
+        .def("borrow_from", [](RingIn& r, int pid, SharedCrew* crew, int helpers) { r.loans.borrow_from(pid, crew, helpers); },
+             nb::arg("pid"), nb::arg("crew").none(), nb::arg("helpers"), nb::keep_alive<1, 3>())
         .def_rw("resting", &RingIn::resting)
         .def("read_into", &read_into, nb::arg("view"));
     nb::class_<ChannelLock>(m, "ChannelLock", "A re-entrant lock that fast messages give way to.")
@@ -145,7 +148,14 @@ void phalanx::bind_ring(nb::module_& m) {
              nb::arg("spins"), nb::arg("yields"))
         .def("open_out", &FastMessages::open_out, nb::arg("dst"), nb::arg("ring"), nb::arg("channel"), nb::arg("queue"))
         .def("open_in", &FastMessages::open_in, nb::arg("src"), nb::arg("ring"), nb::arg("channel"))
+        .def("attend_by", &FastMessages::attend_by, nb::arg("alarm"), nb::arg("start"))
         .def("close", &FastMessages::close)
+        .def("post_send", &FastMessages::post_send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none())
+        .def("prepare_receive", &FastMessages::prepare_receive, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout").none())
+        .def("exchange", &FastMessages::exchange, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("out").none(),
+             nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
         .def("send", &FastMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &FastMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),
@@ -156,6 +166,20 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("next_object", &FastMessages::next_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
         .def("take_object", &FastMessages::take_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("size"),
              nb::arg("place"));
+    nb::class_<FastMessages::Prepared>(m, "PreparedRingMessage", "A message that its call does not wait for; see phalanx.group.verbs.prepared.")
+        .def("begin", &FastMessages::Prepared::begin)
+        .def("run", &FastMessages::Prepared::run)
+        .def("stop", &FastMessages::Prepared::stop)
+        .def("hand_over", &FastMessages::Prepared::hand_over, nb::arg("sink").none() = nb::none())
+        .def("leave", &FastMessages::Prepared::leave)
+        .def_prop_ro("ended", &FastMessages::Prepared::ended)
+        .def_prop_ro("array", &FastMessages::Prepared::array)
+        .def_prop_ro("peer", &FastMessages::Prepared::peer)
+        .def_prop_ro("tag", &FastMessages::Prepared::tag)
+        .def_prop_ro("bytes", &FastMessages::Prepared::bytes)
+        .def_prop_ro("began", &FastMessages::Prepared::began)
+        .def_prop_ro("seconds", &FastMessages::Prepared::seconds)
+        .def_prop_ro("site", &FastMessages::Prepared::site, nb::rv_policy::copy);
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),

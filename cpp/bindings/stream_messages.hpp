@@ -67,7 +67,7 @@ public:
         const ChannelLock::Halfway halfway(*route->lock, route->channel);
         const nb::object hand_over = route->channel.attr("hand_over");
         const std::size_t of_payload = sent - (frame.head_size - left);
-        return waited(in_any_case([&] { return hand_over(memory_of(x, message), of_payload, head); }), message);
+        return waited(in_any_case(route->channel, [&] { return hand_over(memory_of(x, message), of_payload, head); }), message);
     }
 
     nb::object recv(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout, const char* library) {
@@ -131,7 +131,7 @@ private:
                 const ChannelLock::Halfway halfway(*route.lock, route.channel);
                 const nb::object give_back = route.channel.attr("give_back");
                 const nb::bytes read(scratch, got);
-                in_any_case([&] { return give_back(read); });
+                in_any_case(route.channel, [&] { return give_back(read); });
             }
             return waited(nb::none(), message);
         }
@@ -139,7 +139,8 @@ private:
             const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
             const ChannelLock::Halfway halfway(*route.lock, route.channel);
             const nb::object hand_over = route.channel.attr("hand_over");
-            return waited(in_any_case([&] { return hand_over(memory_of(out, message), message.tag, description, done); }), message);
+            const auto go_on = [&] { return hand_over(memory_of(out, message), message.tag, description, done); };
+            return waited(in_any_case(route.channel, go_on), message);
         }
         note("recv", message);
         return nb::bool_(true);

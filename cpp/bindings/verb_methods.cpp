@@ -19,14 +19,14 @@ using namespace phalanx;
 
 namespace {
 
-enum class Message : int { send, recv, isend, irecv };
-constexpr const char* message_names[] = {"send", "recv", "isend", "irecv"};
-constexpr const char* fast_names[] = {"send", "recv", "post_send", "prepare_receive"};  // of the fast path's methods
-constexpr int messages = 4;
+enum class Message : int { send, recv, sendrecv, isend, irecv };
+constexpr const char* message_names[] = {"send", "recv", "sendrecv", "isend", "irecv"};
+constexpr const char* fast_names[] = {"send", "recv", "exchange", "post_send", "prepare_receive"};  // of the fast path's methods
+constexpr int messages = 5;
 
 // What a verb takes, and where its fast path is.
 struct Signature {
-    static constexpr int most = 3;
+    static constexpr int most = 4;
 
     explicit Signature(nb::handle function);
 
@@ -152,10 +152,29 @@ bool has_method(nb::handle fast, const Signature& signature) {
     return signature.knows;
 }
 
+// The same for two messages at once. What has begun, and is not through, is finished by the group.
+nb::object exchange(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
+    if (a.given[2] == Py_None || a.given[3] == Py_None || !has_method(fast, signature)) return {};
+    const std::int64_t began = monotonic_ns();
+    try {
+        const nb::object answer = by_name(signature, fast, a);
+        if (answer.ptr() == Py_False) return {};
+        if (answer.ptr() == Py_True) return nb::borrow(a.given[2]);
+        const nb::handle tag = a.tag != nullptr ? nb::handle(a.tag) : nb::handle(names().zero);
+        return group.attr("_go_on_exchanging")(nb::handle(a.given[0]), nb::handle(a.given[1]), nb::handle(a.given[2]),
+                                               nb::handle(a.given[3]), tag, nb::handle(a.timeout), static_cast<double>(began) * 1e-9,
+                                               *answer);
+    } catch (const nb::python_error&) {
+        group.attr(names().take_back)();
+        throw;
+    }
+}
+
 // The same for a message. One that takes long is handed over to the group.
 nb::object message(const Signature& signature, nb::handle group, nb::handle fast, const Arguments& a) {
     const auto verb = static_cast<Message>(signature.verb);
     const nb::handle array = a.given[0];
+    if (verb == Message::sendrecv) return exchange(signature, group, fast, a);
     try {
         const nb::object answer = by_name(signature, fast, a);
         if (answer.ptr() == Py_False) return {};

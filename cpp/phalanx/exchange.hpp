@@ -31,9 +31,9 @@
 #include "fingerprint.hpp"
 #include "haul.hpp"
 #include "jitter.hpp"
+#include "long_copy.hpp"
 #include "one_way.hpp"
 #include "segment.hpp"
-#include "stream_copy.hpp"
 
 namespace phalanx {
 
@@ -51,12 +51,6 @@ protected:
     // Up to here an array is copied even if it lies in a heap: that costs less than one more step.
     static constexpr std::size_t worth_sharing = 32 << 10;
     static constexpr std::size_t cached_window = 128 << 10;
-#if defined(__x86_64__)
-    // From here on a copy that only this rank reads bypasses the caches.
-    static constexpr std::size_t worth_streaming = 512 << 10;
-#else
-    static constexpr std::size_t worth_streaming = SIZE_MAX;  // it was never quicker
-#endif
 
     // An operation in which each rank shows something, and then everybody reads it.
     struct Shape {
@@ -66,38 +60,33 @@ protected:
         bool by_address;        // whether arrays that lie elsewhere are read there
     };
 
-    // Nothing may come from nowhere: an empty array need not have an address. Where the two meet, they are the same.
-    static void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-        if (bytes > 0 && to != from) jitter::copy(to, from, bytes);
+    // An operation begins in which all ranks together read and write so many bytes.
+    void begin_moving(std::size_t bytes) noexcept {
+        const Thresholds& sizes = s_.thresholds();
+        by_ = bytes >= sizes.ahead_from ? CopyBy::ahead : CopyBy::plain;
+        overflows_ = bytes > sizes.overflows_caches && sizes.past_from < Thresholds::never;
     }
 
-    // May bypass the caches: only what nobody else reads.
-    static void copy_long(std::byte* to, const std::byte* from, std::size_t bytes, bool streams) noexcept {
-        if (streams && bytes > 0 && to != from)
-            stream_copy(to, from, bytes);
-        else
-            copy(to, from, bytes);
-    }
-    // Whether what belongs to an array of this length does: a long one would push everything else out of them.
-    static bool bypasses(std::size_t whole, std::size_t streams_from = worth_streaming) noexcept {
-        return whole >= std::max(streams_from, worth_streaming);
-    }
+    // To where others may read it: into the caches.
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes) const noexcept { copy_by(by_, to, from, bytes); }
 
-    // An operation begins in which all ranks together read and write so many bytes. If the caches do not hold them, what this rank
-    // copies from others bypasses them, too.
-    void begin_moving(std::size_t bytes) noexcept { overflows_ = bytes > s_.thresholds().overflows_caches; }
+    // How to copy what only this rank reads, and belongs to an array of this length: a long one would push everything else out of
+    // the caches.
+    CopyBy by(std::size_t whole, std::size_t past_from = 0) const noexcept {
+        return overflows_ || whole >= std::max(past_from, s_.thresholds().past_from) ? CopyBy::past : by_;
+    }
 
     // This rank's own part, after those of the others were named: at once, or together with theirs.
     void copy_own(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
         if (haul_.empty())
-            copy_long(to, from, bytes, bypasses(whole));
+            copy_by(by(whole), to, from, bytes);
         else
-            haul_.copy(to, from, bytes, bypasses(whole));
+            haul_.copy(to, from, bytes, by(whole));
     }
     // The same by itself.
     void copy_at_once(std::byte* to, const std::byte* from, std::size_t bytes) {
-        if (!is_helped(bytes)) return copy_long(to, from, bytes, bypasses(bytes));
-        haul_.copy(to, from, bytes, bypasses(bytes));
+        if (!is_helped(bytes)) return copy_by(by(bytes), to, from, bytes);
+        haul_.copy(to, from, bytes, by(bytes));
         haul_.carry_out([](const Load&) {});
     }
 
@@ -280,16 +269,16 @@ protected:
             return ops_.addresses_[r] == 0 ? at(r, place, region) : nullptr;
         }
 
-        // See `copy_long`. What need not be copied at once is left to `haul_`.
+        // Past the caches if the array that it belongs to is so long, see `by`. What need not be copied at once is left to `haul_`.
         void copy(std::byte* to, int r, std::size_t place, std::size_t region, std::size_t bytes, std::size_t whole = 0,
-                  std::size_t streams_from = SIZE_MAX) const {
-            const bool streams = ops_.overflows_ || bypasses(whole, streams_from);
+                  std::size_t past_from = SIZE_MAX) const {
+            const CopyBy by = ops_.by(whole, past_from);
             if (ops_.addresses_[r] != 0)
                 ops_.haul_.read(to, r, ops_.addresses_[r], place, bytes, ops_.overflows_);
             else if (ops_.homes_[r] != nullptr && ops_.has_helpers())
-                ops_.haul_.copy(to, at(r, place, region), bytes, streams);
+                ops_.haul_.copy(to, at(r, place, region), bytes, by);
             else
-                copy_long(to, at(r, place, region), bytes, streams);
+                copy_by(by, to, at(r, place, region), bytes);
         }
 
     private:
@@ -384,7 +373,8 @@ protected:
     bool resumes_ = false;  // the next operation was interrupted before: it has shown all it has to show
     std::vector<std::byte*> homes_;           // arrays in heaps; null for others
     std::vector<std::uint64_t> addresses_;    // arrays in the memory of processes; 0 for others
-    bool overflows_ = false;                  // the caches do not hold what the operation reads and writes
+    CopyBy by_ = CopyBy::plain;               // how what belongs to the operation is copied
+    bool overflows_ = false;                  // the caches do not hold what it reads and writes
     bool unread_ = false;                     // this rank could not read one of them
     Outcome fetched_ = Outcome::done;         // how it went to fetch one instead
 };

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "crew.hpp"
-#include "jitter.hpp"
+#include "long_copy.hpp"
 #include "segment.hpp"
-#include "stream_copy.hpp"
 
 namespace phalanx {
 
@@ -25,11 +24,11 @@ struct Load {
     std::uint64_t home;     // at this address
     std::size_t bytes;
     std::size_t place;   // in the array that it is of
-    bool bypasses;       // the caches
+    CopyBy by;
     bool missed = false;
 
     Load part(std::size_t begin, std::size_t size) const noexcept {
-        return {to + begin, from == nullptr ? nullptr : from + begin, rank, home + begin, size, place + begin, bypasses};
+        return {to + begin, from == nullptr ? nullptr : from + begin, rank, home + begin, size, place + begin, by};
     }
 };
 
@@ -40,12 +39,12 @@ public:
 
     bool empty() const noexcept { return loads_.empty(); }
 
-    // From the memory of another rank's process; `home` is that of its array.
-    void read(std::byte* to, int rank, std::uint64_t home, std::size_t place, std::size_t bytes, bool bypasses) {
-        if (bytes > 0) loads_.push_back({to, nullptr, rank, home + place, bytes, place, bypasses});
+    // From the memory of another rank's process, past the caches or not; `home` is that of its array.
+    void read(std::byte* to, int rank, std::uint64_t home, std::size_t place, std::size_t bytes, bool past) {
+        if (bytes > 0) loads_.push_back({to, nullptr, rank, home + place, bytes, place, past ? CopyBy::past : CopyBy::plain});
     }
-    void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool bypasses) {
-        if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, bypasses});
+    void copy(std::byte* to, const std::byte* from, std::size_t bytes, CopyBy by) {
+        if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, by});
     }
 
     // Makes all of them. `miss(load)` is called for each that could not be read.
@@ -75,13 +74,12 @@ private:
     };
 
     bool carry(const Load& load, int hand) noexcept {
-        if (load.from == nullptr && load.bypasses) return read_past_caches(load, scratch_[static_cast<std::size_t>(hand)]);
-        if (load.from == nullptr) return s_.read(load.rank, load.to, load.home, load.bytes);
-        if (load.bypasses)
-            stream_copy(load.to, load.from, load.bytes);
-        else
-            jitter::copy(load.to, load.from, load.bytes);
-        return true;
+        if (load.from != nullptr) {
+            copy_by(load.by, load.to, load.from, load.bytes);
+            return true;
+        }
+        if (load.by == CopyBy::past) return read_past_caches(load, scratch_[static_cast<std::size_t>(hand)]);
+        return s_.read(load.rank, load.to, load.home, load.bytes);
     }
 
     // The kernel copies into the caches. So it copies piece by piece to where they hold it, and from there it goes on past them.

@@ -83,7 +83,18 @@ public:
             if (!comes(ring, changed, look_ns, stay_ns, is_aborted) || ring.other_closed()) break;
             seen = word.load(std::memory_order_acquire);
         }
-        seen = word.fetch_or(Loan::closed, std::memory_order_acq_rel);
+        return end(ring, bytes);
+    }
+
+    // The same in two steps, for who does something else meanwhile. How many bytes were read so far; all of them if there will be no
+    // more.
+    std::size_t read_so_far(RingWriter& ring, std::size_t bytes) const noexcept {
+        const std::uint64_t seen = ring.control().loan.load(std::memory_order_acquire);
+        const bool goes_on = (seen & Loan::refused) == 0 && Loan::is_of(seen, number_);
+        return goes_on ? std::min(static_cast<std::size_t>(Loan::taken(seen)), bytes) : bytes;
+    }
+    std::size_t end(RingWriter& ring, std::size_t bytes) noexcept {
+        const std::uint64_t seen = ring.control().loan.fetch_or(Loan::closed, std::memory_order_acq_rel);
         proof_->erase();
         refused_ = refused_ || (seen & Loan::refused) != 0;
         broken_ = !Loan::is_of(seen, number_) || Loan::taken(seen) > bytes;

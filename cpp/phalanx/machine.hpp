@@ -7,16 +7,18 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "collectives.hpp"
+#include "long_copy.hpp"
 #include "reduce.hpp"
-#include "stream_copy.hpp"
 #include "team.hpp"
 
 namespace phalanx {
@@ -28,6 +30,7 @@ enum class Mover : int {
     stream,       // stores that bypass the cache
     by_address,   // process_vm_readv, as from another process
     large_tiles,  // as `copy`, with tiles that fit the second-level cache: fewer pages of the memory change
+    ahead,        // as `copy`, asking ahead for the lines of both sides
 };
 
 // Bytes that are read from `reads` arrays, combined, and written to `writes` arrays; `in_place` if these are the first ones
@@ -88,7 +91,7 @@ inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t by
 // must be is read once and written once, and no thread waits for another. Infinite where the mover cannot do it.
 inline double time_movement(const Movement& movement, Mover mover, int threads, const Effort& effort) {
     const bool one_source = movement.reads == 1 && !movement.in_place;
-    const bool by_tiles = mover == Mover::copy || mover == Mover::stream || mover == Mover::large_tiles;
+    const bool by_tiles = mover != Mover::whole && mover != Mover::by_address;
     if (!by_tiles && !one_source) return std::numeric_limits<double>::infinity();
     constexpr std::size_t line = 64;
     // No two begin at the same set of a cache, nor in the same bank of the memory.
@@ -98,6 +101,7 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
     std::byte* base = memory.begin();
     const auto target = [&](int i) { return base + (movement.in_place ? i : movement.reads + i) * stride; };
     std::atomic<bool> refused{false};
+    const CopyBy by = mover == Mover::stream ? CopyBy::past : mover == Mover::ahead ? CopyBy::ahead : CopyBy::plain;
 
     std::vector<unsigned> rounds(threads, 0);
     const auto move = [&](int member) {
@@ -126,18 +130,38 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
             for (int i = 0; i < movement.writes; ++i) {
                 std::byte* to = target(i) + at;
                 if (to == result) continue;
-                if (mover == Mover::stream) {
-                    stream_copy(to, result, bytes);
-                } else if (mover == Mover::by_address) {
+                if (mover == Mover::by_address) {
                     if (!detail::read_by_address(to, result, bytes)) refused.store(true, std::memory_order_relaxed);
                 } else {
-                    std::memcpy(to, result, bytes);
+                    copy_by(by, to, result, bytes);
                 }
             }
         }
     };
     const double seconds = best_round(threads, effort, move);
     return refused.load() ? std::numeric_limits<double>::infinity() : seconds;
+}
+
+// Seconds in which each of so many threads copies an array of its own, all at once: by each of the ways, in their order. Turn by
+// turn: what is measured first is often slower.
+inline std::array<double, 3> time_copies(std::size_t bytes, int threads, const Effort& effort) {
+    const std::size_t stride = (bytes + page - 1) / page * page + page;
+    const detail::Pages memory(2 * stride * threads);
+    const auto source = [&](int member) { return memory.begin() + 2 * member * stride; };
+    std::array<double, 3> seconds;
+    seconds.fill(std::numeric_limits<double>::infinity());
+    std::vector<unsigned char> touched(threads, 0);
+    for (int turn = 0; turn < 3; ++turn)
+        for (const CopyBy by : {CopyBy::plain, CopyBy::ahead, CopyBy::past}) {
+            const double found = best_round(threads, effort, [&](int member) {
+                // Memory that was never written is one page of zeros, which is always in the cache.
+                if (std::exchange(touched[member], 1) == 0) std::memset(source(member), 1, 2 * stride);
+                copy_by(by, source(member) + stride, source(member), bytes);
+            });
+            double& best = seconds[static_cast<std::size_t>(by)];
+            best = std::min(best, found);
+        }
+    return seconds;
 }
 
 // Seconds of one look at another rank, as a rank that spins takes it.

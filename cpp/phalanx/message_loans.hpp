@@ -27,6 +27,30 @@ public:
 
     bool may_lend(std::size_t bytes) const noexcept { return lends_from != 0 && bytes >= lends_from; }
 
+    // The same where messages go both ways at once: both cores are busy, and a copy less is a gain from much shorter ones on.
+    std::size_t exchanges_from = 0;
+    bool may_lend_in_exchange(std::size_t bytes) const noexcept { return exchanges_from != 0 && bytes >= exchanges_from; }
+
+    // A loan that is not waited for: begins it, looks at it, ends it. Returns how many bytes are lent, or were read; 0: none.
+    std::size_t begin(RingWriter& ring, const std::byte* memory, std::size_t most) {
+        const std::size_t bytes = std::min(most, Loan::longest);
+        std::optional<PayloadPart> part;
+        try {
+            part = lender_.offer(ring, memory, bytes);
+        } catch (const std::exception&) {
+            // There is no memory for it: the ring has its own.
+        }
+        if (!part) {
+            lends_from = exchanges_from = 0;
+            return 0;
+        }
+        ring.control().offer.set(*part, ring.position());
+        ring.wake_other();
+        return bytes;
+    }
+    std::size_t read_so_far(RingWriter& ring, std::size_t bytes) const noexcept { return lender_.read_so_far(ring, bytes); }
+    std::size_t end(RingWriter& ring, std::size_t bytes) noexcept { return ended(lender_.end(ring, bytes)); }
+
     // As `write_on` in transfer.hpp, by the quicker of the two ways.
     Outcome write_on(RingWriter& ring, const std::byte* from, std::size_t size, std::size_t& done, const Patience& patience,
                      const Bound& bound) {
@@ -51,21 +75,13 @@ private:
 
     // Returns how many of the bytes were read.
     std::size_t lend(RingWriter& ring, const std::byte* memory, std::size_t bytes, const Bound& bound) {
-        std::optional<PayloadPart> part;
-        try {
-            part = lender_.offer(ring, memory, bytes);
-        } catch (const std::exception&) {
-            // There is no memory for it: the ring has its own.
-        }
-        if (!part) {
-            lends_from = 0;
-            return 0;
-        }
-        ring.control().offer.set(*part, ring.position());
-        ring.wake_other();
+        if (begin(ring, memory, bytes) == 0) return 0;
         const std::int64_t stay = std::clamp(bound.deadline_ns - monotonic_ns(), std::int64_t{0}, stay_ns);
-        const std::size_t taken = lender_.wait(ring, bytes, look_ns, stay, bound.aborted);
-        if (lender_.refused() || lender_.broken()) lends_from = 0;
+        return ended(lender_.wait(ring, bytes, look_ns, stay, bound.aborted));
+    }
+
+    std::size_t ended(std::size_t taken) noexcept {
+        if (lender_.refused() || lender_.broken()) lends_from = exchanges_from = 0;
         lent += taken;
         return taken;
     }

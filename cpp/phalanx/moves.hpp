@@ -69,7 +69,7 @@ public:
             call, way, {source, mine}, [&](int r) { return counts[r]; },
             [&](std::byte* to, std::size_t from, std::size_t size) { copy(to, source + from, part(mine, from, size)); },
             [&](const Shown& shown, std::size_t from, std::size_t size) {
-                take_others(shown, target, counts, from, size, worth_streaming_shown);
+                take_others(shown, target, counts, from, size, past_if_shown);
                 // Those who wait until their array was read go on before this rank copies its own part, unless threads help with all.
                 own_left = any_home() && !is_helped(ranks() * longest);
                 std::byte* const own = target.part(rank(), counts.sum_before(rank())) + from;
@@ -162,6 +162,7 @@ public:
             return outcome;
         }
         const std::size_t total = ranks() * parts.shown_bytes();
+        begin_moving(2 * total);
         const bool in_note = sizeof(PartsHead) + total + parts.words.size() <= sizeof(Note::data);
         telling_ = {source, parts, parts_way(root, parts.shown_bytes(), in_note)};
         Way& way = telling_.way;
@@ -232,8 +233,8 @@ private:
     static constexpr std::size_t most_at_readers = 128 << 10;
     // From here on NumPy asks for large pages.
     static constexpr std::size_t in_large_pages = 4 << 20;
-    // From here on a copy of what another rank has just written, and the caches have, bypasses them.
-    static constexpr std::size_t worth_streaming_shown = 2 << 20;
+    // From here on a copy of what another rank has just written, and the caches have, may bypass them.
+    static constexpr std::size_t past_if_shown = 2 << 20;
 #if defined(__x86_64__)
     static constexpr std::size_t least_broadcast_window = cached_window;
 #else
@@ -255,11 +256,13 @@ private:
     }
 
     // The same for what all others read. They stand in each other's way in its page tables. One reader does not, but through
-    // the slots the root copies what comes next while it does: to read has to gain more than where nobody does.
+    // the slots the root copies what comes next while it does: to read has to gain more than where nobody does, and it never did
+    // where copies ask ahead, which the kernel's do not.
     bool broadcasts_by_address(std::size_t bytes) const noexcept {
         const auto readers = static_cast<std::size_t>(ranks() - 1);
         if (readers > 1) return is_helped(bytes, 4 * readers);
-        return is_helped(2 * bytes) || (!s_.crowded() && bytes >= worth_reading_alone && s_.copies_once(bytes / 2));
+        if (is_helped(2 * bytes)) return true;
+        return !s_.crowded() && by_ != CopyBy::ahead && bytes >= worth_reading_alone && s_.copies_once(bytes / 2);
     }
 
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so
@@ -292,10 +295,10 @@ private:
 
     // What every other rank has for this one, into its place.
     void take_others(const Shown& shown, const Targets& target, const Lengths& counts, std::size_t from, std::size_t size,
-                     std::size_t streams_from = SIZE_MAX) const {
+                     std::size_t past_from = SIZE_MAX) const {
         each_other([&](int r) {
             std::byte* const to = target.part(r, counts.sum_before(r)) + from;
-            shown.copy(to, r, from, 0, part(counts[r], from, size), counts[r], streams_from);
+            shown.copy(to, r, from, 0, part(counts[r], from, size), counts[r], past_from);
         });
     }
 

@@ -18,6 +18,7 @@
 #include <tuple>
 #include <utility>
 
+#include "phalanx/long_copy.hpp"
 #include "phalanx/peer_memory.hpp"
 #include "phalanx/spreading.hpp"
 #include "phalanx/waiting.hpp"
@@ -144,6 +145,10 @@ public:
           moved_(moved),
           others_(others) {}
 
+    // Bytes of a message from which its copies ask ahead; see long_copy.hpp.
+    std::size_t ahead_from = SIZE_MAX;
+    CopyBy copies(std::size_t message) const noexcept { return message >= ahead_from ? CopyBy::ahead : CopyBy::plain; }
+
     RingControl& control() noexcept { return control_; }
     Bell& bell() noexcept { return mine_.bell; }
 
@@ -256,13 +261,13 @@ public:
     }
 
     // At most `room` bytes. Seen by the reader after `publish`.
-    void put(const void* from, std::size_t count) noexcept {
+    void put(const void* from, std::size_t count, CopyBy by = CopyBy::plain) noexcept {
         if (is_staged() && count <= RingFront::most_beside && staged_ <= RingFront::most_beside - count) {
             std::memcpy(reinterpret_cast<std::byte*>(staging_.data()) + staged_, from, count);
             staged_ += count;
         } else {
             copy_staged();
-            copy_in(written_, from, count);
+            copy_in(written_, from, count, by);
         }
         written_ += count;
     }
@@ -289,10 +294,11 @@ private:
     // Whether all that was written since it was shown last is staged.
     bool is_staged() const noexcept { return staged_ == written_ - shown_; }
 
-    void copy_in(std::uint64_t position, const void* from, std::size_t count) noexcept {
+    void copy_in(std::uint64_t position, const void* from, std::size_t count, CopyBy by = CopyBy::plain) noexcept {
+        const auto* const bytes = static_cast<const std::byte*>(from);
         const std::size_t first = std::min(count, until_wrap(position));
-        jitter::copy(at(position), from, first);
-        if (first < count) jitter::copy(data_, static_cast<const std::byte*>(from) + first, count - first);
+        copy_by(by, at(position), bytes, first);
+        copy_by(by, data_, bytes + first, count - first);
     }
 
     void copy_staged() noexcept {
@@ -332,9 +338,9 @@ public:
     }
 
     // Of the bytes that are available: `count` of them from `offset` on, which stay.
-    void peek(void* to, std::size_t count, std::size_t offset = 0) const noexcept {
+    void peek(void* to, std::size_t count, std::size_t offset = 0, CopyBy by = CopyBy::plain) const noexcept {
         each_piece(read_ + offset, count, [&](const std::byte* piece, std::size_t done, std::size_t size) {
-            jitter::copy(static_cast<std::byte*>(to) + done, piece, size);
+            copy_by(by, static_cast<std::byte*>(to) + done, piece, size);
         });
     }
 

@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "jitter.hpp"
+#include "long_copy.hpp"
 #include "peer_memory.hpp"
 #include "spreading.hpp"
-#include "stream_copy.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -148,7 +148,11 @@ struct Thresholds {
     std::size_t gather_in_pieces_from = 2 << 20;
     std::size_t all_gather_in_pieces_from = never;
 #endif
-    // Bytes that all ranks together read and write in an operation from which their copies bypass the caches.
+    // Bytes that all ranks together read and write in an operation from which their copies ask ahead for what comes next.
+    std::size_t ahead_from = never;
+    // Bytes of an array from which a copy that only its rank reads bypasses the caches. If any are long enough for that, all
+    // copies do so in an operation that reads and writes more than the last cache holds.
+    std::size_t past_from = never;
     std::size_t overflows_caches = last_cache_bytes();
     // Threads of each rank that help it with what is long, and reads where that lies: for cores that the ranks leave free. From
     // so many bytes on they do; what gains less by it begins at a multiple of that.

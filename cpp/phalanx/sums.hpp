@@ -30,6 +30,7 @@ public:
         const std::size_t bytes = count * item;
         const std::size_t region = region_bytes(item);
         const std::size_t stride = std::min(region, bytes);
+        begin_moving(ranks() * (ranks() + 1) * bytes);
         // What is read where it lies may have to be done once more. Then this rank's part must be what it was, and a result in the
         // place of it would be added to itself.
         const bool far = is_helped(ranks() * bytes);
@@ -57,6 +58,7 @@ public:
         const std::size_t bytes = count * item_size(how.dtype);
         if (bytes > std::min(s_.thresholds().reduced_by_all, worth_reducing_at_home))
             return reduce_by_parts(call, x, count, how, -1);
+        begin_moving(ranks() * bytes);
         const Shape shape{bytes, s_.layout().slot_bytes, bytes, false};
         return exchange(
             call, shape, x, [bytes](int) { return bytes; },
@@ -68,6 +70,7 @@ public:
     Outcome reduce(const Call& call, std::byte* x, std::size_t count, const Combine& how, int root) {
         const std::size_t bytes = count * item_size(how.dtype);
         if (bytes > reduced_by_root) return reduce_by_parts(call, x, count, how, root);
+        begin_moving(ranks() * bytes);
         Way way = way_of(root, bytes);
         way.to_root = true;
         way.shares_slot = fits_share(way, bytes);
@@ -203,7 +206,7 @@ private:
             each_other([&](int r) {
                 const auto [from, size] = part_of(r);
                 if (homes_[r] != nullptr)
-                    haul_.copy(x + from, homes_[r] + from, size, overflows_);
+                    haul_.copy(x + from, homes_[r] + from, size, by(0));
                 else
                     haul_.read(x + from, r, addresses_[r], from, size, overflows_);
             });

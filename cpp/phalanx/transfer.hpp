@@ -48,7 +48,7 @@ inline Outcome write_on(RingWriter& ring, const std::byte* from, std::size_t siz
             if (outcome != Outcome::done) return outcome;
             continue;
         }
-        ring.put(from + done, count);
+        ring.put(from + done, count, ring.copies(size));
         ring.publish();
         done += count;
     }
@@ -70,7 +70,7 @@ Outcome read_on(RingReader& ring, std::byte* to, std::size_t size, std::size_t& 
             if (outcome != Outcome::done) return outcome;
             continue;
         }
-        ring.peek(to + done, count);
+        ring.peek(to + done, count, 0, ring.copies(size));
         ring.skip(count);
         ring.publish();
         done += count;

@@ -32,29 +32,35 @@ void time_that_is_over_ends_it_after_one_round() {
 }
 
 void bytes_move_by_every_way() {
-    for (int mover = 0; mover <= static_cast<int>(Mover::large_tiles); ++mover)
+    for (int mover = 0; mover <= static_cast<int>(Mover::ahead); ++mover)
         for (const std::size_t bytes : {1u, 64u, 100u, 40'000u, 3'000'000u}) {
             CHECK(time_movement({bytes, 1, 2, false}, static_cast<Mover>(mover), 2, little) >= 0);
             const double sum = time_movement({bytes, 3, 3, true}, static_cast<Mover>(mover), 2, little);
             const auto is = [mover](Mover other) { return mover == static_cast<int>(other); };
-            const bool can_add = is(Mover::copy) || is(Mover::stream) || is(Mover::large_tiles);
+            const bool can_add = !is(Mover::whole) && !is(Mover::by_address);
             CHECK(std::isfinite(sum) == can_add);
         }
 }
 
-void streamed_bytes_are_the_same() {
+void copies_are_measured_in_all_ways() {
+    for (const std::size_t bytes : {1u, 100u, 1'000'000u})
+        for (const double seconds : time_copies(bytes, 3, little)) CHECK(std::isfinite(seconds) && seconds >= 0);
+}
+
+void bytes_are_the_same_by_every_way() {
     alignas(64) std::byte from[300], memory[400];
-    for (const std::size_t start : {0u, 1u, 16u, 63u}) {
-        std::byte* const to = memory + start;
-        for (const std::size_t size : {0u, 1u, 62u, 63u, 64u, 65u, 200u, 300u}) {
-            for (int i = 0; i < 300; ++i) {
-                from[i] = static_cast<std::byte>(i * 7);
-                to[i] = std::byte{1};
+    for (const CopyBy by : {CopyBy::plain, CopyBy::ahead, CopyBy::past})
+        for (const std::size_t start : {0u, 1u, 16u, 63u}) {
+            std::byte* const to = memory + start;
+            for (const std::size_t size : {0u, 1u, 62u, 63u, 64u, 65u, 200u, 300u}) {
+                for (int i = 0; i < 300; ++i) {
+                    from[i] = static_cast<std::byte>(i * 7);
+                    to[i] = std::byte{1};
+                }
+                copy_by(by, to, from, size);
+                for (std::size_t i = 0; i < 300; ++i) CHECK(to[i] == (i < size ? from[i] : std::byte{1}));
             }
-            stream_copy(to, from, size);
-            for (std::size_t i = 0; i < 300; ++i) CHECK(to[i] == (i < size ? from[i] : std::byte{1}));
         }
-    }
 }
 
 void waiting_has_a_price() {
@@ -80,7 +86,8 @@ int main() {
     a_team_plays_every_round_together();
     time_that_is_over_ends_it_after_one_round();
     bytes_move_by_every_way();
-    streamed_bytes_are_the_same();
+    copies_are_measured_in_all_ways();
+    bytes_are_the_same_by_every_way();
     waiting_has_a_price();
     a_segment_is_measured_with_its_settings();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());

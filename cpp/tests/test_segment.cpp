@@ -752,12 +752,15 @@ int main() {
     const Thresholds helped{.copy_once_from = 1, .helpers = 2, .worth_helping = 4096};
     Thresholds past_caches = by_address, helped_past_caches = helped;
     past_caches.overflows_caches = helped_past_caches.overflows_caches = 1000;
+    past_caches.past_from = helped_past_caches.past_from = 1000;
+    Thresholds ahead = by_address, own_past = by_address;
+    ahead.ahead_from = own_past.past_from = 1000;
     for (const int ranks : {1, 2, 3, 4, 7})
         for (const Layout& layout : {small, large})
             world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, by_address);
     for (const int ranks : {2, 3, 7})
         for (const Layout& layout : {small, large})
-            for (const Thresholds& thresholds : {by_all, helped, past_caches, helped_past_caches})
+            for (const Thresholds& thresholds : {by_all, helped, past_caches, helped_past_caches, ahead, own_past})
                 world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, thresholds);
     for (const int ranks : {2, 3, 4})
         for (unsigned seed = 0; seed < 6; ++seed) {

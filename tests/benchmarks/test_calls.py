@@ -283,7 +283,8 @@ def test_in_a_pipe_it_writes_tables_goals_and_the_file(tmp_path: Path) -> None:
     assert re.search(r"^Phalanx TCP, echo of an array of 16 MiB: [\d.]+ times pyzmq's speed", done.stdout, re.M)
     report = BenchReport.decode(data.read_bytes())
     assert [column.name for column in report.columns] == ["phalanx", "phalanx-tcp", "pipe", "zmq"]
-    assert all(len(timing.rounds) == 3 for cell in report.cells for timing in cell.timings)
+    # Contenders that are near each other have more of them.
+    assert {len(timing.rounds) for cell in report.cells for timing in cell.timings} <= {3, 9}
     assert report.command == "python -m benchmarks rpc --cells 8,16M --against pipe,zmq,ray --rounds 3 --round-ms 1"
 
 

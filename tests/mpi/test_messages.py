@@ -15,6 +15,6 @@ def test_long_messages_keep_what_is_promised(mpirun: Starter) -> None:
 
 @pytest.mark.parametrize("mpirun", on_each_mpi, indirect=True)
 def test_posted_messages_keep_what_is_promised(mpirun: Starter) -> None:
-    job = mpirun.start(3, "-m", "tests.mpi.posted_messages")
+    job = mpirun.start(3, "-m", "tests.group.posted_messages", "mpi")
     assert job.finish() == 0, job.out + job.err
     assert job.out.count("all of them ran") == 3

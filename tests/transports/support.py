@@ -12,6 +12,7 @@ import phalanx as px
 from phalanx._native import core, plain_arrays
 from phalanx.errors import PeerLost
 from phalanx.transports.channel import Inbound
+from phalanx.transports.lending import NOTHING
 from phalanx.transports.mailbox import BufferSink, Mailbox
 from phalanx.transports.ring import InboundRing, OutboundRing, open_offer
 from phalanx.transports.ring_channel import RingInbound, RingOutbound
@@ -34,7 +35,7 @@ class Pair:
         self.ends: list[tuple[str, Exception, bool]] = []
         self.far = Stream(far)
         self.sender = RingOutbound(
-            Stream(near), 0, self._sending_ended, offers=offers, lends_from=0, switched=lambda channel, ring: None
+            Stream(near), 0, self._sending_ended, offers=offers, lending=NOTHING, switched=lambda channel, ring: None
         )
         self.receiver = RingInbound(
             self.far,

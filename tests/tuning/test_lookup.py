@@ -108,10 +108,10 @@ def test_the_name_of_a_file_tells_machines_apart() -> None:
         b"\xff\xfe",
         b"[]",
         b"null",
-        b'{"format": 2, "settings": {}}',
-        b'{"format": 1}',
-        b'{"format": 1, "settings": {"spins": 7}}',
-        b'{"format": 1, "settings": {"colour": 7}}',
+        b'{"format": 1, "settings": {}}',
+        b'{"format": 2}',
+        b'{"format": 2, "settings": {"spins": 7}}',
+        b'{"format": 2, "settings": {"colour": 7}}',
         b"[" * 60_000,
         b" " * 100_000,
     ],
@@ -292,7 +292,13 @@ def test_the_core_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     measured, decisions = lookup.calibrate()
     assert measured.look is None or measured.look > 0
     assert all(seconds > 0 for seconds in (*measured.by_all.values(), *measured.by_parts.values()))
-    assert [decision.setting for decision in decisions] == ["reduced_by_all", "spins", "copy_once_from"]
+    assert [decision.setting for decision in decisions] == [
+        "reduced_by_all",
+        "spins",
+        "copy_once_from",
+        "ahead_from",
+        "past_from",
+    ]
     path = lookup.kept_in()
     assert path is not None
     assert store.load(path) is not None

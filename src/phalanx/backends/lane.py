@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..background_thread import BackgroundThread
 from ..deadline import Deadline
@@ -32,7 +32,14 @@ from .lane_thread import LaneThread
 from .polling import sleep
 
 if TYPE_CHECKING:
-    from .._core import FastMessages, MpiMessages, PreparedMpiMessage, Recorder, StreamMessages, WaitPolicy
+    from .._core import (
+        Crew,
+        FastMessages,
+        MpiMessages,
+        Recorder,
+        StreamMessages,
+        WaitPolicy,
+    )
     from .control_plane import ControlPlane
 
 __all__ = ["Lane", "Unposted", "payload_size"]
@@ -92,6 +99,9 @@ class Lane(ABC):
     spare_cores = 0
     """Cores of this host for each of its ranks, besides the one that the rank runs on."""
 
+    crew: Crew | None = None
+    """The threads that may use them."""
+
     buffered = 16 << 10
     """Bytes up to which a message is sent even if no receiver waits for it."""
 
@@ -149,7 +159,7 @@ class Lane(ABC):
         """Goes on with them, in the order of the calls."""
         return  # most lanes have none
 
-    def take_back_prepared(self, prepared: PreparedMpiMessage) -> None:
+    def take_back_prepared(self, prepared: Any) -> None:
         """Ends one of them whose caller was interrupted."""
         return
 
@@ -237,6 +247,11 @@ class Lane(ABC):
                 self._thread = LaneThread(self.drive, self._thread_failed)
                 self._sleepers.add(self._thread.waker)
         self._thread.add(operation, deadline, expire)
+
+    def hurry(self) -> None:
+        """Has the background thread begin with what it is to move: nobody waits for it."""
+        if self._thread is not None:
+            self._thread.hurry()
 
     def _thread_failed(self, error: Exception) -> None:
         """Ends the lane: nobody would move what it still has to move, and the others would wait for that."""

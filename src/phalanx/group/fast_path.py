@@ -174,6 +174,8 @@ class FastPathMaker:
             self._timeout,
             lane.wait_policy,
             piece,
+            lane.crew,
+            lane.spare_cores,
         )
         return made
 

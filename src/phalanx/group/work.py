@@ -37,6 +37,8 @@ class Work(Generic[T_co]):
     _deadline: Deadline | None = None
     _drive: Callable[[Deadline], object] | None = None
     """Moves this operation's bytes in the waiting thread, if that is of use."""
+    _urge: Callable[[], object] | None = None
+    """Has another thread begin with it at once."""
     _withdraw: Callable[[BaseException], object] | None = None
     """Ends it with this error, and takes back what is not done of it, if that can be taken back."""
     _done = False
@@ -191,6 +193,8 @@ class Work(Generic[T_co]):
 
     def _hurry(self) -> None:
         """Has another thread do the operation: the caller looks for its end without waiting."""
+        if self._urge is not None:
+            self._urge()
 
     def _remaining(self) -> float:
         """Seconds until the operation ends by itself at the latest."""

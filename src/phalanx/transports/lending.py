@@ -22,6 +22,8 @@ LEND_FROM = 2 << 20
 """Bytes of a payload from which a copy less gains more than it takes to arrange."""
 LEND_TO_SEVERAL_FROM = 1 << 20
 """The same where threads help the one that reads: `worth_helping` of cpp/phalanx/lending.hpp."""
+LEND_IN_EXCHANGES_FROM = 128 << 10
+"""The same of a message whose sender receives another at the same time: neither core is idle then."""
 LEND_FOR = 20e-3
 """Seconds without progress after which a sender takes its memory back: on a busy machine the reader comes later."""
 
@@ -37,6 +39,8 @@ class Lending(NamedTuple):
     """Threads that copy beside the one that waits for the payload, at most."""
     crew: Crew | None = None
     """Whose threads they are: one for all links and channels of a world."""
+    lend_in_exchanges_from: int = 0
+    """As `lend_from`, of a message whose sender receives another at the same time."""
 
 
 NOTHING = Lending(0, 0.0, 0)
@@ -50,4 +54,4 @@ def lending_with(spare_cores: int, crew: Crew | None) -> Lending:
     if current(0.0).copy_once_from >= NEVER:
         return NOTHING
     lend_from = LEND_TO_SEVERAL_FROM if spare_cores > 0 else LEND_FROM
-    return Lending(lend_from, LEND_FOR, min(spare_cores, MOST_HELPERS), crew)
+    return Lending(lend_from, LEND_FOR, min(spare_cores, MOST_HELPERS), crew, LEND_IN_EXCHANGES_FROM)

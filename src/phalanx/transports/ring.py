@@ -201,20 +201,20 @@ class OutboundRing(RingStream):
         return self._take_aside(view)
 
 
-def make_ring(stream: Stream, lends_from: int = 0) -> tuple[RingOut, int, bytes] | None:
+def make_ring(stream: Stream, lending: Lending = NOTHING) -> tuple[RingOut, int, bytes] | None:
     """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
 
     The descriptor stays open until the other side has opened it, and then belongs to the caller.
 
     Args:
-        lends_from: Bytes of a message from which it may be read where it lies; 0: never.
+        lending: From which length messages may be read where they lie.
     """
     assert core is not None
     memory = -1
     try:
         memory, nonce = make_memory("phalanx-ring", core.RING_CONTROL_BYTES + SIZE)
         ring = core.RingOut(memory, SIZE, stream.fd, nonce)
-        ring.lends_from = lends_from
+        ring.lends_from, ring.exchanges_from = lending.lend_from, lending.lend_in_exchanges_from
     except OSError as error:
         if memory >= 0:
             os.close(memory)
@@ -228,12 +228,12 @@ class RingOffer:
 
     Args:
         switched: Is told of the ring once it is in use.
-        lends_from: As for `make_ring`.
+        lending: As for `make_ring`.
     """
 
-    def __init__(self, switched: Callable[[RingOut], None], lends_from: int = 0) -> None:
+    def __init__(self, switched: Callable[[RingOut], None], lending: Lending = NOTHING) -> None:
         self._switched = switched
-        self._lends_from = lends_from
+        self._lending = lending
         self._messages = 0
         self._ring: RingOut | None = None
         self._memory = -1
@@ -248,7 +248,7 @@ class RingOffer:
         return SWITCH if self._ring is not None and self._ring.accepted else None
 
     def _make(self, stream: Stream) -> bytes | None:
-        made = make_ring(stream, self._lends_from)
+        made = make_ring(stream, self._lending)
         if made is None:
             return None
         self._ring, self._memory, offer = made
@@ -277,7 +277,7 @@ def open_offer(description: bytes, pid: int, stream: Stream, lending: Lending = 
     """Maps the ring that a process on this host offers; None if that cannot be done.
 
     Args:
-        lending: Whose threads read along where a message is lent; if it names none, no message is read there.
+        lending: Whose threads read along where a message is lent; `NOTHING`: no message is read there.
 
     Raises:
         ProtocolError: It is no offer of a ring.
@@ -301,7 +301,7 @@ def open_offer(description: bytes, pid: int, stream: Stream, lending: Lending = 
     except OSError as error:
         _warn_once(f"the shared memory that process {pid} offers cannot be opened: {error}")
         return None
-    if ring is not None and lending.crew is not None and lending.helpers > 0:
+    if ring is not None and lending != NOTHING:
         ring.borrow_from(pid, lending.crew, lending.helpers)
     if ring is None:  # the sender may have closed the channel since, and its descriptor be another's by now
         logger.debug("descriptor %d of process %d is not the ring that it offered", offer.fd, pid)

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from .._native import core
 from ..errors import ProtocolError
 from ..wire.frames import FrameKind
-from .channel import Inbound, Outbound, OutgoingFrame
+from .channel import Inbound, Outbound, OutgoingFrame, Torn
 from .direct import give_back
+from .lending import Lending
 from .mailbox import Arrival, BufferSink, Envelope, Mailbox, PendingTransfer, Receive
 from .ring import SWITCH, InboundRing, RingOffer
 from .stream import Buffer, Stream, StreamEnded
@@ -28,7 +29,7 @@ from .stream import Buffer, Stream, StreamEnded
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
-__all__ = ["RingInbound", "RingOutbound", "bytes_of", "last_handed_over", "note_handed_over"]
+__all__ = ["RingInbound", "RingOutbound", "all_handed_over", "bytes_of", "last_handed_over", "note_handed_over"]
 
 _local = threading.local()
 
@@ -43,14 +44,20 @@ def last_handed_over() -> PendingTransfer | None:
 
     A caller that is interrupted at that moment has not got the transfer yet, and takes it back by this.
     """
-    operation: PendingTransfer | None = getattr(_local, "operation", None)
-    _local.operation = None
-    return operation
+    operations = all_handed_over()
+    return operations[-1] if operations else None
+
+
+def all_handed_over() -> list[PendingTransfer]:
+    """As `last_handed_over`, all that was handed over since it was asked last: an exchange may leave two."""
+    operations: list[PendingTransfer] = getattr(_local, "operations", [])
+    _local.operations = []
+    return operations
 
 
 def note_handed_over(operation: PendingTransfer) -> None:
     """Notes what the fast path hands over in this thread, for `last_handed_over`."""
-    _local.operation = operation
+    _local.operations = [*getattr(_local, "operations", ()), operation]
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
@@ -110,16 +117,32 @@ class RingInbound(Inbound):
             self.stream.ring.resting = self._arrival is None and self._header is None and not self._head
         return finished
 
-    def hand_over(self, out: npt.NDArray[Any], tag: int, description: bytes, received: int) -> Receive:
-        """Goes on with a message of which the fast path has received a part. Called with the lock held."""
+    def hand_over(
+        self, out: npt.NDArray[Any], tag: int, description: bytes, received: int, noted: bool = True
+    ) -> Receive:
+        """Goes on with a message of which the fast path has received a part. Called with the lock held.
+
+        Args:
+            noted: For `last_handed_over`.
+        """
         view = bytes_of(out)
         envelope = Envelope(self.src, FrameKind.ARRAY, tag, description, len(view))
         receive, self._arrival = self._mailbox.adopt(envelope, self.lock, BufferSink(view), received)
         self.resting = False
         if isinstance(self.stream, InboundRing):
             self.stream.ring.resting = False
-        note_handed_over(receive)
+        if noted:
+            note_handed_over(receive)
         return receive
+
+    def tear(self) -> None:
+        """Ends the channel: the fast path was interrupted before somebody could go on with the rest of a message."""
+        with self.lock:
+            if not self.ended:
+                self._over, self.ended = Torn("a receive from it was interrupted halfway"), True
+                self._close_stream()
+                self._note_rest()
+        self._tell()
 
     def give_back(self, data: bytes) -> None:
         """Bytes that the fast path has read, and that are not what it waits for. Called with the lock held."""
@@ -143,7 +166,7 @@ class RingOutbound(Outbound):
 
     Args:
         offers: Whether to offer a ring at all.
-        lends_from: Bytes of a message from which the receiver may read it where it lies; 0: never.
+        lending: From which length the receiver may read messages where they lie.
         switched: Is told of the ring once it is in use.
     """
 
@@ -154,12 +177,12 @@ class RingOutbound(Outbound):
         on_end: Callable[[Exception, bool], BaseException],
         *,
         offers: bool,
-        lends_from: int,
+        lending: Lending,
         switched: Callable[[RingOutbound, RingOut], None],
     ) -> None:
         super().__init__(stream, dst, on_end)
         self.lock = new_lock()
-        self._offer = RingOffer(lambda ring: switched(self, ring), lends_from) if offers else None
+        self._offer = RingOffer(lambda ring: switched(self, ring), lending) if offers else None
         self._switch: OutgoingFrame | None = None
 
     def follow(self, views: Sequence[Buffer]) -> OutgoingFrame:
@@ -192,12 +215,17 @@ class RingOutbound(Outbound):
         """The bytes that are still to be sent."""
         return self._queue
 
-    def hand_over(self, array: npt.NDArray[Any], sent: int, head: bytes = b"") -> OutgoingFrame:
+    def tear(self) -> None:
+        """Ends the channel: the fast path was interrupted before somebody could go on with the rest of a message."""
+        self.end(self._on_end(Torn("a message to it was interrupted halfway"), False))
+
+    def hand_over(self, array: npt.NDArray[Any], sent: int, head: bytes = b"", noted: bool = True) -> OutgoingFrame:
         """Goes on with a message of which the fast path has sent a part. Called with the lock held.
 
         Args:
             sent: Bytes of the array that are on their way.
             head: The rest of what comes before the array.
+            noted: For `last_handed_over`.
         """
         outgoing = OutgoingFrame([head, bytes_of(array)[sent:]], self)
         outgoing.begun = True
@@ -205,7 +233,8 @@ class RingOutbound(Outbound):
             self._queue.appendleft(outgoing)  # a signal handler may have queued another one
         else:  # by a signal handler, since
             outgoing.settle(self._ended)
-        note_handed_over(outgoing)
+        if noted:
+            note_handed_over(outgoing)
         return outgoing
 
     def _close_stream(self) -> None:

@@ -7,10 +7,10 @@ of them more than 5 % slower. Else the default stays, so that a noisy minute cos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from .measure import COPIED_SIZES, REDUCED_SIZES, Measured
+from .measure import COPIED_SIZES, COPYING_RANKS, LONG_SIZES, REDUCED_SIZES, Copies, Measured
 from .values import BOUNDS, DEFAULTS, RARELY, Tuning
 
 __all__ = ["Decision", "decide", "tuning_of"]
@@ -42,7 +42,14 @@ class _Cell(NamedTuple):
 
 def decide(measured: Measured) -> list[Decision]:
     """All settings, in the order of `Tuning`."""
-    return [_reduced_by_all(measured), _spins(measured), _copy_once_from(measured)]
+    return [
+        _reduced_by_all(measured),
+        _spins(measured),
+        _copy_once_from(measured),
+        # Each rank reads as much as it writes.
+        _ahead_from(measured),
+        _long_copies("past_from", measured, 1, lambda copies: copies.past),
+    ]
 
 
 def tuning_of(decisions: Iterable[Decision]) -> Tuning:
@@ -102,6 +109,30 @@ def _copy_once_from(measured: Measured) -> Decision:
             cells.append(_Cell(f"gather of {size >> 9} KiB on 2 ranks", now, other))
         candidates[value] = cells
     return _best("copy_once_from", default, candidates)
+
+
+def _ahead_from(measured: Measured) -> Decision:
+    """Not where stores that bypass the caches are quicker still: there, to ask ahead has slowed down what several ranks
+    read (a broadcast of 8 MiB by a third), and gained nothing.
+    """
+    longest = measured.copies.get(LONG_SIZES[-1])
+    if longest is not None and longest.past < longest.ahead:
+        default = DEFAULTS.ahead_from
+        return Decision("ahead_from", default, default, "to bypass the caches is quicker")
+    return _long_copies("ahead_from", measured, 2 * COPYING_RANKS, lambda copies: copies.ahead)
+
+
+def _long_copies(setting: str, measured: Measured, times: int, way: Callable[[Copies], float]) -> Decision:
+    """From which length on another way of copying is the better one. The setting counts bytes `times` over."""
+    candidates = {
+        times * value: [
+            _Cell(f"copy of {size >> 20} MiB by each of {COPYING_RANKS} ranks", copies.plain, way(copies))
+            for size, copies in measured.copies.items()
+            if size >= value
+        ]
+        for value in LONG_SIZES
+    }
+    return _best(setting, getattr(DEFAULTS, setting), candidates)
 
 
 def _spins(measured: Measured) -> Decision:

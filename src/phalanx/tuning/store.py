@@ -25,7 +25,7 @@ __all__ = ["Unusable", "cpu_model", "file_name", "load", "save"]
 
 logger = logging.getLogger("phalanx.tuning")
 
-_FORMAT = 1
+_FORMAT = 2
 """Counts up with every new setting, so that machines that are known are measured for it."""
 _LARGEST = 64 << 10
 """Bytes that such a file has at most."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
 __all__ = ["BOUNDS", "DEFAULTS", "MOST_HELPERS", "NEVER", "RARELY", "Tuning"]
@@ -19,6 +19,8 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "reduced_by_all": (1 << 10, 1 << 20),
     "spins": (100, 50_000),
     "copy_once_from": (4 << 10, NEVER),
+    "ahead_from": (64 << 10, NEVER),
+    "past_from": (64 << 10, NEVER),
 }
 """The smallest and the largest value of each setting."""
 
@@ -37,6 +39,10 @@ class Tuning:
     """Looks at the other ranks before a rank yields its core and then sleeps, if there is a core for each rank."""
     copy_once_from: int = 48 << 10
     """Bytes from one rank to another from which they are read where they lie, not copied through the segment."""
+    ahead_from: int = NEVER
+    """Bytes that all ranks together read and write in an operation from which copies ask ahead for what comes next."""
+    past_from: int = NEVER
+    """Bytes of an array from which a copy that only its rank reads bypasses the caches."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -49,6 +55,15 @@ class Tuning:
         if ranks <= cores:
             return self.reduced_by_all
         return max(self.reduced_by_all * cores // ranks, min(self.reduced_by_all, DEFAULTS.reduced_by_all))
+
+    @classmethod
+    def in_order(cls, values: Iterable[int]) -> Tuning:
+        """The settings from their values alone, in the order in which they stand here.
+
+        Raises:
+            ValueError: There are too few or too many, or one is out of bounds.
+        """
+        return cls(**dict(zip((field.name for field in fields(cls)), values, strict=True)))
 
     @classmethod
     def of(cls, values: object) -> Tuning:

@@ -260,7 +260,7 @@ class FakeMachine:
 
 
 def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
-    machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9, 1e9)
+    machine = FakeMachine(1e9, 4e9, 2e9, 3.5e9, 1e9, 1e9)
     limits = MachineLimits(machine, 2)
     movement = Movement(1_000_000, 1, 1, False)
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
@@ -269,7 +269,7 @@ def test_the_limit_is_the_fastest_of_all_ways_and_tries() -> None:
     machine.speeds = (1e9,) * len(MOVERS)  # a busy moment makes no limit higher
     assert limits.measure(movement, 2) == pytest.approx(0.5e-3)
     assert machine.tried == [(1, 2), (3, 2)], "ways that are far behind are not tried again"
-    machine.speeds = (1e9, 1e9, 1e9, 8e9, 1e9)
+    machine.speeds = (1e9, 1e9, 1e9, 8e9, 1e9, 1e9)
     assert limits.measure(movement, 2) == pytest.approx(0.25e-3)
     assert limits.measure(movement, 16) is not None
     assert machine.tried[-1][1] == 2, "no more threads than cores"
@@ -292,7 +292,7 @@ def test_no_limit_where_it_cannot_be_measured() -> None:
 
 
 def test_bandwidth_by_working_set() -> None:
-    found = measure_bandwidth(2, FakeMachine(3e9, 6e9, 1e9, 1e9, 1e9))
+    found = measure_bandwidth(2, FakeMachine(3e9, 6e9, 1e9, 1e9, 1e9, 1e9))
     assert [(row.cores, row.size) for row in found] == [(2, size) for size in WORKING_SETS]
     assert {(round(row.copy / 1e9, 3), round(row.add / 1e9, 3)) for row in found} == {(3.0, 2.0)}
     machine = describe(found)

@@ -102,6 +102,22 @@ def test_all_verbs_with_help_and_no_thread_is_left() -> None:
     assert run_ranks(2, with_help, backend="mesh") == [[0, 2, 0]] * 2
 
 
+def with_help_over_tcp(group: px.Group) -> list[int]:
+    found = []
+    for cores in (0, 2):
+        with helped(group, cores) as sub:
+            for count in (1000, LONG + 7):
+                for _ in range(2):  # the first of each size goes the general way
+                    all_verbs(sub, count)
+            found.append(helpers())
+    return found
+
+
+def test_long_arrays_are_copied_with_help_over_tcp() -> None:
+    """Within a rank: its own part of what is gathered, scattered or exchanged."""
+    assert run_ranks(2, with_help_over_tcp, backend="mesh", options=px.Options(transport="tcp")) == [[0, 2]] * 2
+
+
 def of_all_types(group: px.Group) -> None:
     with helped(group) as sub:
         for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.uint8, np.int64):

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 
@@ -32,14 +33,12 @@ def offer(
     nonce: bytes = NONCE,
     slot: int = segment_setup.SLOT,
     heap: int = HEAP,
-    reduced_by_all: int = DEFAULTS.reduced_by_all,
-    spins: int = DEFAULTS.spins,
-    copy_once_from: int = DEFAULTS.copy_once_from,
     pid: int | None = None,
+    **settings: int,
 ) -> bytes:
     maker = os.getpid() if pid is None else pid
-    settings = reduced_by_all, spins, copy_once_from
-    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, *settings, False, 0, nonce)
+    agreed = (asdict(DEFAULTS) | settings).values()
+    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, *agreed, False, 0, nonce)
 
 
 def _unsealed() -> int:

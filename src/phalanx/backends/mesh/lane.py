@@ -21,19 +21,28 @@ from ...operating_system import hung_up
 from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound, Outbound
 from ...transports.direct import outbound_over
-from ...transports.lending import NOTHING, Lending, lending_with
-from ...transports.mailbox import PendingTransfer
+from ...transports.lending import Lending, lending_with
+from ...transports.mailbox import PendingTransfer, Receive, Sink
 from ...transports.ring import open_offer
 from ...transports.ring_channel import RingInbound, RingOutbound
 from ...transports.stream import Buffer, Stream, StreamEnded
+from ...tuning import current
 from ...wire.control import pack_error
 from ...wire.frames import FrameKind, pack_header
 from ...wire.handshake import HandshakeStatus, Rejected
 from ..lane import Lane, payload_size
+from .waiting_line import WaitingLine
 from .world import MeshWorld
 
 if TYPE_CHECKING:
-    from ..._core import FastMessages, Recorder, RingIn, RingOut, StreamMessages
+    from ..._core import (
+        FastMessages,
+        PreparedRingMessage,
+        Recorder,
+        RingIn,
+        RingOut,
+        StreamMessages,
+    )
 
 __all__ = ["MeshLane"]
 
@@ -41,7 +50,7 @@ logger = logging.getLogger("phalanx.backends")
 
 PATIENT = (300, 100)
 """Looks of a fast message at its ring, and yields of its core, before it sleeps: some 10 and 50 us."""
-OVERSUBSCRIBED = (0, 4)
+OVERSUBSCRIBED = (0, 64)
 """The same where there are more ranks than cores, and the other rank may need this very core."""
 
 HUNG_UP = hung_up()
@@ -61,8 +70,10 @@ class MeshLane(Lane):
         self._outbound: dict[int, RingOutbound] = {}
         self._fast_messages: FastMessages | None = None
         self._stream_messages: StreamMessages | None = None
+        self._waiting_line: WaitingLine | None = None
+        """Where there are rings."""
         self._dialling = [threading.Lock() for _ in self.members]
-        self.oversubscribed, self.spare_cores = world.oversubscribed, world.spare_cores
+        self.oversubscribed, self.spare_cores, self.crew = world.oversubscribed, world.spare_cores, world.crew
         if core is not None:
             self.wait_policy = core.WaitPolicy(self.oversubscribed)
         world.add_lane(self._key, self)
@@ -99,6 +110,7 @@ class MeshLane(Lane):
     def start_send(
         self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
     ) -> PendingTransfer:
+        self.post_prepared()
         channel = self._outbound.get(dst)
         if channel is None:
             try:
@@ -109,6 +121,23 @@ class MeshLane(Lane):
                 return failed
         header = pack_header(kind, tag, len(description), payload_size(payload))
         return channel.send([header, description, *payload])
+
+    def post(self, src: int | None, tag: int | None, sink: Sink) -> Receive:
+        self.post_prepared()
+        return super().post(src, tag, sink)
+
+    def post_prepared(self) -> None:
+        line = self._waiting_line
+        if line is not None and line.prepared:
+            line.post()
+
+    def take_back_prepared(self, prepared: PreparedRingMessage) -> None:
+        prepared.leave()
+
+    def close(self) -> None:
+        super().close()
+        if self._waiting_line is not None:
+            self._waiting_line.join()
 
     def is_open_to(self, dst: int) -> bool:
         return dst in self._outbound
@@ -127,6 +156,7 @@ class MeshLane(Lane):
             return [c.stream for c in self._inbound.values()] + [c.stream for c in self._outbound.values()]
 
     def unsent(self) -> list[PendingTransfer]:
+        self.post_prepared()
         with self._guard:
             channels = list(self._outbound.values())
         return [outgoing for channel in channels for outgoing in channel.unsent()]
@@ -148,7 +178,7 @@ class MeshLane(Lane):
                     dst,
                     functools.partial(self._sending_ended, dst),
                     offers=self._shares_memory_with(dst),
-                    lends_from=self._lending.lend_from,
+                    lending=self._lending,
                     switched=self._sends_by_ring,
                 )
                 with self._guard:
@@ -220,6 +250,8 @@ class MeshLane(Lane):
         for fast in (self._fast_messages, self._stream_messages):
             if fast is not None:
                 fast.close()
+        if self._waiting_line is not None:
+            self._waiting_line.end()
         if goodbye:
             word = pack_header(FrameKind.GOODBYE, 0, 0, 0)
         else:
@@ -254,7 +286,8 @@ class MeshLane(Lane):
     @property
     def _lending(self) -> Lending:
         """How long messages go: where nobody helps, two cores that copy at the same time are as quick as one alone."""
-        return lending_with(self.spare_cores, self._world.crew) if self.spare_cores > 0 else NOTHING
+        lending = lending_with(self.spare_cores, self.crew)
+        return lending if self.spare_cores > 0 else lending._replace(lend_from=0)
 
     def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
         if core is None:
@@ -273,6 +306,9 @@ class MeshLane(Lane):
         self._fast_messages = core.FastMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )
+        line = self._waiting_line = WaitingLine()
+        self.prepared = line.prepared
+        self._fast_messages.attend_by(line.alarm, line.start)
         return self._fast_messages
 
     # -- plain TCP -----------------------------------------------------------------------------------------------------
@@ -304,12 +340,19 @@ class MeshLane(Lane):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _receives_by_ring(self, channel: RingInbound, ring: RingIn) -> None:
+        ring.ask_ahead_from(_long_message())
         if self._fast_messages is not None:
             self._fast_messages.open_in(channel.src, ring, channel)
 
     def _sends_by_ring(self, channel: RingOutbound, ring: RingOut) -> None:
+        ring.ask_ahead_from(_long_message())
         if self._fast_messages is not None:
             self._fast_messages.open_out(channel.dst, ring, channel, channel.queue)
+
+
+def _long_message() -> int:
+    """Bytes of a message from which copies ask ahead: what its sender reads, and its receiver writes, fits no cache."""
+    return current(0.0).ahead_from // 2
 
 
 def _is_death(error: BaseException) -> bool:

@@ -100,7 +100,7 @@ class MeshWorld(ControlPlane):
         """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
         self.elastic = False
         self.crew = core.Crew(MOST_HELPERS) if core is not None else None
-        """Helps all threads of this rank that read what other ranks lend. It has no threads before it is needed."""
+        """Helps all threads of this rank that copy much. It has no threads before it is needed."""
         self._streams: weakref.WeakKeyDictionary[Stream, int] = weakref.WeakKeyDictionary()
         """The rank at the other end of each channel."""
         self.directory_host = 0 if launch.directory is None else None

@@ -30,8 +30,8 @@ Operations:
   {", ".join(list(OPERATIONS)[6:])}  [default: those of 'make bench']
 
 A size is that of the largest array that a rank holds: the output of all_gather and gather, the input of reduce_scatter,
-all_to_all and scatter, and the array itself otherwise. pingpong reports half of a round trip. Every result is checked
-once before it is timed.
+all_to_all and scatter, and the array itself otherwise. pingpong reports half of a round trip; sendrecv and isend_irecv
+pass arrays on around a ring. Every result is checked once before it is timed.
 
 \b
 Examples:

@@ -13,8 +13,9 @@ from phalanx.cli.run.plan import cores
 from phalanx.config import tuning_of_choice
 from phalanx.tuning.decide import Decision
 from phalanx.tuning.lookup import calibrate, current, kept_in
-from phalanx.tuning.measure import Measured
+from phalanx.tuning.measure import COPYING_RANKS, Measured
 from phalanx.tuning.store import cpu_model
+from phalanx.tuning.values import NEVER
 
 from .show import present
 from .sizes import show_seconds, show_size
@@ -53,7 +54,7 @@ def show_calibration(out: TextIO) -> None:
         used = ", ".join(f"{name} {value}" for name, value in asdict(current(0.0)).items())
         text = "every program measures anew" if choice == "fresh" else f"programs do not use this, but {used}"
         lines.append((f"PHALANX_TUNING={choice}", text))
-    present(out, [_ways(measured), _copies(measured), _decisions(decisions)], (), lines)
+    present(out, [_ways(measured), _copies(measured), _long_copies(measured), _decisions(decisions)], (), lines)
 
 
 def _ways(measured: Measured) -> _Table:
@@ -75,6 +76,16 @@ def _copies(measured: Measured) -> _Table:
     return _Table("gather of two ranks, size of each part", ["size", "process_vm_readv", "through shared memory"], rows)
 
 
+def _long_copies(measured: Measured) -> _Table:
+    rows = [[show_size(size), *map(show_seconds, copies)] for size, copies in measured.copies.items()]
+    title = f"copies by each of {COPYING_RANKS} ranks at once"
+    return _Table(title, ["size", "memcpy", "asking ahead", "past the caches"], rows)
+
+
 def _decisions(decisions: list[Decision]) -> _Table:
-    rows = [[decision.setting, str(decision.default), str(decision.chosen)] for decision in decisions]
+    rows = [[decision.setting, _value(decision.default), _value(decision.chosen)] for decision in decisions]
     return _Table("decisions", ["setting", "constant", "chosen"], rows)
+
+
+def _value(value: int) -> str:
+    return str(value) if value < NEVER else "never"

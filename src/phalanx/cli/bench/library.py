@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .operations import Arrays
 
-__all__ = ["Call", "DeviceLibrary", "Library", "LibraryLacks", "SegmentLibrary", "open_library", "pingpong"]
+__all__ = ["Call", "DeviceLibrary", "Library", "LibraryLacks", "SegmentLibrary", "open_library", "pingpong", "shift"]
 
 Call = Callable[[], object]
 """One call of an operation, with its arguments bound."""
@@ -89,3 +89,16 @@ def pingpong(rank: int, send: Callable[..., object], recv: Callable[..., object]
         """The other ranks play no part."""
 
     return {0: serve, 1: return_it}.get(rank, watch)
+
+
+def shift(
+    receive: Callable[[], Any], send: Callable[[], Any], wait: Callable[[Any], object] = lambda work: work.wait()
+) -> Call:
+    """A message to the next rank while that of the one before comes, by two calls that do not wait."""
+
+    def call() -> None:
+        coming, going = receive(), send()
+        wait(coming)
+        wait(going)
+
+    return call

@@ -25,7 +25,14 @@ from .results import Bandwidth, Machine
 
 __all__ = ["MOVERS", "MachineLimits", "Movement", "describe", "measure_bandwidth"]
 
-MOVERS = ("memcpy by tiles", "memcpy", "non-temporal stores", "process_vm_readv", "memcpy by large tiles")
+MOVERS = (
+    "memcpy by tiles",
+    "memcpy",
+    "non-temporal stores",
+    "process_vm_readv",
+    "memcpy by large tiles",
+    "asking ahead",
+)
 """The ways in which bytes are moved, by their numbers in cpp/phalanx/machine.hpp."""
 WORKING_SETS = (128 << 10, 4 << 20, 64 << 20)
 """Bytes of a core's array for which the bandwidth is shown: of the inner caches, the outer one, and the memory."""

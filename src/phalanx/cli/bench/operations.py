@@ -1,7 +1,7 @@
 """The operations that are measured: their arrays, what they hold before and after one call, and how much must be moved.
 
 One convention for sizes holds for every operation and contender: the size is that of the largest array that a rank
-holds. That is the array itself for all_reduce, reduce, broadcast and pingpong; the output of all_gather and gather; the
+holds. That is the array itself for all_reduce, reduce, broadcast and messages; the output of all_gather and gather; the
 input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is rounded up to whole elements per rank.
 """
 
@@ -232,6 +232,17 @@ _ALL = [
         # Rank 0 gets its own message back, rank 1 has seen it; the others take no part.
         after=lambda rank, n, x, out: rank > 1 or _is(out, 1),
         least=lambda n: LeastWork(1, 1, 1),
+    ),
+    # Each rank sends to the next one, and gets what the one before has sent: in one call, or by two that do not wait.
+    *(
+        MeasuredOperation(
+            name=name,
+            shape=lambda rank, n, count: (count, count),
+            before=_mine,
+            after=lambda rank, n, x, out: _is(out, (rank - 1) % n % 4 + 1),
+            least=lambda n: LeastWork(n, 1, 1),
+        )
+        for name in ("sendrecv", "isend_irecv")
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .library import Call, LibraryLacks, pingpong
+from .library import Call, LibraryLacks, pingpong, shift
 from .operations import ROOT, Arrays
 
 __all__ = ["open_world"]
@@ -29,6 +29,11 @@ class _MpiLibrary:
         comm, root, in_place = self._comm, self.rank == ROOT, self._mpi.IN_PLACE
         if operation == "pingpong":
             return pingpong(self.rank, comm.Send, comm.Recv, x, out)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        if operation == "isend_irecv":
+            return shift(
+                partial(comm.Irecv, out, before), partial(comm.Isend, x, after), lambda request: request.Wait()
+            )
         calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, in_place, x),
             "reduce": partial(comm.Reduce, in_place if root else x, x if root else None, root=ROOT),
@@ -39,6 +44,7 @@ class _MpiLibrary:
             "reduce_scatter": partial(comm.Reduce_scatter_block, x, out),
             "all_to_all": partial(comm.Alltoall, x, out),
             "barrier": comm.Barrier,
+            "sendrecv": partial(comm.Sendrecv, x, after, 0, out, before),
         }
         return calls[operation]
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import phalanx as px
 
-from .library import Call, pingpong
+from .library import Call, pingpong, shift
 from .operations import ROOT, Arrays
 
 __all__ = ["open_world"]
@@ -26,6 +26,9 @@ class _PhalanxLibrary:
         world, (x, out) = self._world, arrays
         if operation == "pingpong":
             return pingpong(self.rank, world.send, world.recv, x, out)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        if operation == "isend_irecv":
+            return shift(partial(world.irecv, out, before), partial(world.isend, x, after))
         calls: dict[str, Call] = {
             "all_reduce": partial(world.all_reduce, x),
             "reduce": partial(world.reduce, x, ROOT),
@@ -36,6 +39,7 @@ class _PhalanxLibrary:
             "reduce_scatter": partial(world.reduce_scatter, x, out=out),
             "all_to_all": partial(world.all_to_all, x, out),
             "barrier": world.barrier,
+            "sendrecv": partial(world.sendrecv, x, after, out, before),
         }
         return calls[operation]
 

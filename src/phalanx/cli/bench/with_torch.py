@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .library import Call, LibraryLacks, pingpong
+from .library import Call, LibraryLacks, pingpong, shift
 from .operations import ROOT, Arrays
 
 __all__ = ["TorchLibrary", "open_world"]
@@ -32,6 +32,9 @@ class TorchLibrary:
         x, out = self.tensor(arrays.x), None if arrays.out is None else self.tensor(arrays.out)
         if operation == "pingpong":
             return pingpong(self.rank, dist.send, dist.recv, x, out)
+        if operation in ("isend_irecv", "sendrecv"):  # the second as the first: torch has no call for it
+            after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+            return shift(partial(dist.irecv, out, before), partial(dist.isend, x, after))
         calls: dict[str, Call] = {
             "all_reduce": partial(dist.all_reduce, x),
             "reduce": partial(dist.reduce, x, ROOT),

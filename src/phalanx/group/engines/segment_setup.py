@@ -18,6 +18,7 @@ import secrets
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,7 +60,7 @@ LITTLE_PATIENCE = (0, 32)
 core have come: to be woken takes longer, and the kernel moves who is woken."""
 LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
 """Nanoseconds of a yield after which a rank sleeps: others want the core. Ranks that share it are no others."""
-_OFFER = struct.Struct("<?QQQQQQQ?B16s")
+_OFFER = struct.Struct("<?QQQQQQQQQ?B16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
@@ -149,8 +150,8 @@ def _make(ranks: int, cores: int, helpers: int, heap: int, tuning: Tuning) -> tu
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    settings = tuning.reduced_by_all_of(ranks, cores), tuning.spins, tuning.copy_once_from
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *settings, ranks > cores, helpers, nonce)
+    agreed = astuple(replace(tuning, reduced_by_all=tuning.reduced_by_all_of(ranks, cores)))
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *agreed, ranks > cores, helpers, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -160,20 +161,20 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, reduced_by_all, spins, copy_once_from, crowded, helpers, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, *agreed, crowded, helpers, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
         raise OSError(f"invalid sizes: slots of {slot} bytes, heaps of {heap} bytes")
     try:
-        tuning = Tuning(reduced_by_all=reduced_by_all, spins=spins, copy_once_from=copy_once_from)
+        tuning = Tuning.in_order(agreed)
     except ValueError as error:
         raise OSError(f"invalid tuning: {error}") from error
     fd = open_memory(pid, number, core.segment_bytes(ranks, slot, heap), nonce)
     try:
         patience = (*LITTLE_PATIENCE, LONG_YIELD_CROWDED) if crowded else (tuning.spins, YIELDS, LONG_YIELD)
-        thresholds = tuning.reduced_by_all, tuning.copy_once_from, 0 if crowded else helpers
-        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds)
+        thresholds = tuning.reduced_by_all, tuning.copy_once_from, tuning.ahead_from, tuning.past_from
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds, 0 if crowded else helpers)
         return segment
     finally:
         os.close(fd)

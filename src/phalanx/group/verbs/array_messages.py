@@ -9,7 +9,7 @@ import numpy as np
 from ...deadline import Deadline
 from ...errors import ProtocolError
 from ...transports.mailbox import PendingTransfer
-from ...transports.ring_channel import last_handed_over
+from ...transports.ring_channel import all_handed_over, last_handed_over
 from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, adapt, adapt_out, empty, make, to_host
 from ..work import Work
@@ -110,6 +110,17 @@ class ArrayMessages(PreparedMessages):
             raise
         return answer if isinstance(answer, bool) else answer[0] or False
 
+    def _exchange_fast(
+        self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
+    ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
+        """Sends an array, and takes the one that comes for it, by the fast path that there is."""
+        fast: Any = self._fast_messages
+        if hasattr(fast, "exchange"):
+            return self._exchange_by_rings(x, dst, out, src, tag, timeout)
+        if hasattr(fast, "prepare_send"):
+            return self._exchange_prepared(x, dst, out, src, tag, timeout)
+        return self._exchange_buffered(x, dst, out, src, tag, timeout)
+
     def _exchange_buffered(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
     ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
@@ -147,6 +158,7 @@ class ArrayMessages(PreparedMessages):
         deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
+            dst, tag = self._check_target(dst, tag)
             self._send_array(x, dst, tag, deadline, False)
         else:
             self._complete(self._journal.begin(sending("send", dst, tag), dst), [operation], deadline, [dst])
@@ -167,15 +179,15 @@ class ArrayMessages(PreparedMessages):
         deadline = self._deadline(timeout)
         deadline.at -= waited
         if operation is None:
-            return self._receive_array(out, src, tag, deadline, False)
+            source, tag = self._check_source(src, tag)
+            return self._receive_array(out, source, tag, deadline, False)
         self._complete(self._journal.begin(receiving("recv", src, tag), src), [operation], deadline, [src])
         last_handed_over()
         return out
 
     def _take_back(self) -> None:
         """Takes back what was handed over just before an interrupt: its caller will never wait for it."""
-        operation = last_handed_over()
-        if operation is not None:
+        for operation in all_handed_over():
             self._messages.withdraw(operation)
 
 

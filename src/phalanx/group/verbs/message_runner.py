@@ -192,6 +192,8 @@ class MessageRunner(GroupCore):
         operations = [operation] if first is None else [first, operation]
 
         def wait(until: Deadline) -> None:
+            if self._backend.forked:
+                self._backend.check_usable()  # raises: the message is the parent's
             entry.show_message()
             lane.wait(operations, until)
 
@@ -220,6 +222,7 @@ class MessageRunner(GroupCore):
                 operation.complete(error)
 
         handle._withdraw = withdraw
+        handle._urge = lane.hurry
 
         def first_done() -> None:
             if first is not None and first.error is not None and lane.withdraw(operation):
@@ -232,8 +235,8 @@ class MessageRunner(GroupCore):
                     first.on_done(first_done)
                     lane.move_in_background(first, deadline, lambda: None)
                 lane.move_in_background(operation, deadline, expire)
-        except BaseException:  # Ctrl-C, or no more threads: no caller will ever wait for this operation
-            for one in operations:
+        except BaseException:  # Ctrl-C, or no more threads
+            for one in operations if work is None else ():  # no caller will ever wait for them
                 lane.withdraw(one)
             raise
         return handle

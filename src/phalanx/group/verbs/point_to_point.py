@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Literal, TypeVar, overload
 
-from ...frames import hide_frames, hides_frames
+from ...frames import hide_frames
 from ...system_limits import naming_limits
-from ...transports.ring_channel import last_handed_over
+from ...transports.mailbox import PendingTransfer
+from ...transports.ring_channel import all_handed_over
 from ...types import AnyArray, OutT, Received
 from ...wire.frames import FrameKind
 from ..data.arrays import adapt, adapt_out, share_memory, to_host
@@ -205,7 +206,6 @@ class PointToPoint(ArrayMessages):
         timeout: float | None = ...,
     ) -> Any: ...
 
-    @hides_frames
     def sendrecv(
         self,
         x: Any,
@@ -229,12 +229,56 @@ class PointToPoint(ArrayMessages):
             As `send` and `recv`.
         """
         began = time.monotonic()
-        exchange = self._exchange_buffered if self._messages.prepared is None else self._exchange_prepared
-        started, received = exchange(x, dst, out, src, tag, timeout)
-        if received:
-            if started is not True or received is not True:
-                self._finish_exchange([started, received], dst, src, tag, began, timeout)
-            return out
+        try:
+            started, received = self._exchange_fast(x, dst, out, src, tag, timeout)
+            return self._go_on_exchanging(x, dst, out, src, tag, timeout, began, started, received)
+        except BaseException as error:
+            self._take_back()
+            hide_frames(error)
+            raise
+
+    def _go_on_exchanging(
+        self,
+        x: Any,
+        dst: int,
+        out: Any,
+        src: int | None,
+        tag: int,
+        timeout: float | None,
+        began: float,
+        started: PendingTransfer | bool,
+        received: PendingTransfer | bool,
+    ) -> Any:
+        """Finishes what the fast path has left of a `sendrecv`. If this raises, the caller takes back what goes on.
+
+        Args:
+            began: When, on the monotonic clock.
+            started: Whether the fast path has sent the array, or what goes on sending it.
+            received: The same of what comes.
+        """
+        if not received:
+            out = self._exchange(x, dst, out, src, tag, timeout, began, started)
+        elif started is not True or received is not True:
+            self._finish_exchange(x, started, received, dst, src, tag, began, timeout)
+        all_handed_over()
+        return out
+
+    def _exchange(
+        self,
+        x: Any,
+        dst: int,
+        out: Any,
+        src: int | None,
+        tag: int,
+        timeout: float | None,
+        began: float,
+        started: PendingTransfer | bool,
+    ) -> Any:
+        """The general way of `sendrecv`.
+
+        Args:
+            started: Whether the fast path has sent the array, or what goes on sending it.
+        """
         dst, tag = self._check_target(dst, tag)
         src, tag = self._check_source(src, tag)
         adapted = adapt(x, write=False)
@@ -267,12 +311,9 @@ class PointToPoint(ArrayMessages):
                     outgoing = self._messages.start_send(dst, FrameKind.ARRAY, tag, description, payload, deadline)
             else:
                 outgoing = started
-                last_handed_over()
             self._complete(entry, [outgoing, receive], deadline, self._sources(src))
             return self._received(entry, receive, sink, src)
         except BaseException:
-            if started:
-                self._take_back()
             self._forget(sink)
             entry.end(failed=True)
             raise

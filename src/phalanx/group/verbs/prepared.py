@@ -14,20 +14,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...backends.lane import Unposted
 from ...deadline import Deadline
-from ...errors import ChannelClosed
+from ...errors import ChannelClosed, PhalanxError
 from ...frames import hide_frames
+from ...system_limits import naming_limits
 from ...transports.mailbox import PendingTransfer
 from ...transports.ring_channel import last_handed_over
-from ..data.arrays import adapt_out
+from ...wire.frames import FrameKind
+from ..data.arrays import adapt, adapt_out, to_host
 from ..tracking.journal import Entry
 from ..work import NEVER_HELD_LONG, Work
 from .lending import LentMessages
 from .message_runner import exchanging, receiving, sending
 
 if TYPE_CHECKING:
-    from ..._core import MpiMessages, PreparedMpiMessage
+    from ..._core import FastMessages, MpiMessages, PreparedMpiMessage, PreparedRingMessage
+
+    Prepared = PreparedMpiMessage | PreparedRingMessage
 
 __all__ = ["PreparedMessages", "PreparedReceiveWork", "PreparedSendWork", "SentWork"]
+
+
+MOMENT = 0.1
+"""Seconds. Longer than the core waits for a message before it leaves it to the general way."""
 
 
 class SentWork(Work[None]):
@@ -52,18 +60,16 @@ class UnpostedWork(Work[Any]):
     """Until the lane knows it: no thread sleeps on it before, and no callback waits for it."""
     _posting = False
 
-    def __init__(
-        self, group: PreparedMessages, prepared: PreparedMpiMessage, result: Any, line: deque[Unposted]
-    ) -> None:
+    def __init__(self, group: PreparedMessages, prepared: Prepared, result: Any, line: deque[Unposted]) -> None:
         # Without the base's, which takes as long as the message.
         self._group: PreparedMessages | None = group
-        self._prepared: PreparedMpiMessage | None = prepared
+        self._prepared: Prepared | None = prepared
         self._result = result
         self._line = line
 
     def wait(self, timeout: float | None = None) -> Any:
         group, prepared = self._group, self._prepared
-        if group is not None and prepared is not None and timeout is None and not group._backend.forked:
+        if group is not None and prepared is not None and _is_long(timeout) and not group._backend.forked:
             try:
                 if prepared.run():
                     self._end()
@@ -78,25 +84,54 @@ class UnpostedWork(Work[Any]):
         self._help(None)
         super().add_done_callback(callback)
 
+    def done(self) -> bool:
+        self._look()
+        return super().done()
+
+    def result(self) -> Any:
+        self._look()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        self._look()
+        return super().exception()
+
+    def __repr__(self) -> str:
+        self._look()
+        return super().__repr__()
+
+    def _look(self) -> None:
+        """Notes the end if another thread has moved the message, or one that moved another along with it."""
+        prepared = self._prepared
+        if prepared is not None and prepared.ended:
+            self._end()
+
     def post(self) -> None:
         """Has the lane go on with it, unless it has ended. Called by the lane, with its lock held."""
         group, prepared = self._group, self._prepared
         if group is None or prepared is None or self._posting:
             return
+        ended = prepared.stop()
         self._posting = True
-        if prepared.ended:  # in another thread, which is about to note it, or by one that waited for another message
+        if ended:  # in another thread, which is about to note it, or by one that waited for another message
             prepared.run()
             self._done = True
         elif not self._done:  # else an interrupt has come after it was posted
             self._lock = threading.Lock()
             try:
                 self._post(group, prepared)
-            except Exception as error:
+            except BaseException as error:
+                if _is_of_a_signal(error):
+                    if self._drive is None:  # it is posted again
+                        self._posting = False
+                        raise
+                    self._group = self._prepared = None
+                    raise
                 self._finish(error=error)
         prepared.leave()
         self._group = self._prepared = None
 
-    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+    def _post(self, group: PreparedMessages, prepared: Any) -> None:
         raise NotImplementedError
 
     def _end(self) -> None:
@@ -126,16 +161,16 @@ class PreparedReceiveWork(UnpostedWork):
 
     _operation = "recv"
 
-    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+    def _post(self, group: PreparedMessages, prepared: Prepared) -> None:
         group._post_receive(self, prepared)
 
 
 class PreparedSendWork(UnpostedWork):
-    """A long array that was offered to its receiver, who has not asked for it yet."""
+    """A long array whose receiver has not come for it yet."""
 
     _operation = "send"
 
-    def _post(self, group: PreparedMessages, prepared: PreparedMpiMessage) -> None:
+    def _post(self, group: PreparedMessages, prepared: Prepared) -> None:
         group._post_send(self, prepared)
 
 
@@ -145,7 +180,7 @@ class PreparedMessages(LentMessages):
     _sent = staticmethod(SentWork)
     """The work of a message that the core has sent at once."""
 
-    def _prepared_receive(self, prepared: PreparedMpiMessage, out: Any) -> PreparedReceiveWork:
+    def _prepared_receive(self, prepared: Prepared, out: Any) -> PreparedReceiveWork:
         """The work of a receive that the core has prepared."""
         line = self._messages.prepared
         assert line is not None
@@ -158,7 +193,7 @@ class PreparedMessages(LentMessages):
             self._take_back_prepared(work, prepared)
             raise
 
-    def _prepared_send(self, prepared: PreparedMpiMessage) -> PreparedSendWork:
+    def _prepared_send(self, prepared: Prepared) -> PreparedSendWork:
         """The work of a send that the core has prepared, and now begins."""
         line = self._messages.prepared
         assert line is not None
@@ -171,13 +206,25 @@ class PreparedMessages(LentMessages):
             self._take_back_prepared(work, prepared)
             raise
 
-    def _take_back_prepared(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+    def _take_back_prepared(self, work: UnpostedWork, prepared: Prepared) -> None:
         line = self._messages.prepared
         if line is not None and work in line:
             line.remove(work)
             self._messages.take_back_prepared(prepared)
         elif work._withdraw is not None:  # another thread has posted it
             work._withdraw(ChannelClosed(self._world_rank, "its caller was interrupted"))
+
+    def _exchange_by_rings(
+        self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
+    ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
+        """Sends an array and takes the one that comes for it through two rings, at the same time.
+
+        Returns:
+            Whether it is sent, and whether the other has come; or what goes on with them.
+        """
+        fast = cast("FastMessages", self._fast_messages)
+        answer = fast.exchange(x, dst, out, src, tag, timeout)
+        return (answer, answer) if isinstance(answer, bool) else answer
 
     def _exchange_prepared(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
@@ -213,21 +260,25 @@ class PreparedMessages(LentMessages):
 
     def _finish_exchange(
         self,
-        parts: list[PendingTransfer | bool],
+        x: Any,
+        started: PendingTransfer | bool,
+        received: PendingTransfer | bool,
         dst: int,
         src: int | None,
         tag: int,
         began: float,
         timeout: float | None,
     ) -> None:
-        """Waits for what the fast path has left of an exchange."""
+        """Waits for what the fast path has left of an exchange in which the other message has come, or begun to."""
         deadline = self._deadline(timeout)
         deadline.at = began + deadline.seconds
-        under_way = [part for part in parts if not isinstance(part, bool)]
+        if started is False:
+            started = self._start_array(x, dst, tag, deadline)
+        under_way = [part for part in (started, received) if not isinstance(part, bool)]
         entry = self._journal.begin(exchanging(dst, src, tag), src)
         self._complete(entry, under_way, deadline, self._sources(src))
 
-    def _post_receive(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+    def _post_receive(self, work: UnpostedWork, prepared: Prepared) -> None:
         src, tag = prepared.peer, prepared.tag
         sink = self._sink_for(adapt_out(work._result))
         deadline, entry = self._account_of(prepared, receiving("recv", src, tag))
@@ -240,26 +291,46 @@ class PreparedMessages(LentMessages):
                 entry, receive, deadline, [src], lambda: self._received(entry, receive, sink, src), work=work
             )
         except BaseException:
-            self._forget(sink)
-            entry.end(failed=True)
+            if work._drive is None:  # else it goes on, and whoever waits for it moves it
+                self._forget(sink)
+                entry.end(failed=True)
             raise
 
-    def _post_send(self, work: UnpostedWork, prepared: PreparedMpiMessage) -> None:
+    def _post_send(self, work: UnpostedWork, prepared: Prepared) -> None:
         dst = prepared.peer
         deadline, entry = self._account_of(prepared, sending("send", dst, prepared.tag))
         try:
             prepared.begin()
             operation = prepared.hand_over()
             last_handed_over()
+            if operation is None:
+                operation = self._start_array(cast("PreparedRingMessage", prepared).array, dst, prepared.tag, deadline)
             self._in_background(entry, operation, deadline, [dst], lambda: None, work=work)
         except BaseException:
-            entry.end(failed=True)
+            if work._drive is None:
+                entry.end(failed=True)
             raise
 
-    def _account_of(self, prepared: PreparedMpiMessage, what: str) -> tuple[Deadline, Entry]:
+    def _start_array(self, x: Any, dst: int, tag: int, deadline: Deadline) -> PendingTransfer:
+        """Has the lane begin to send an array of the host."""
+        host = to_host(adapt(x, write=False), write=False)
+        with naming_limits():
+            return self._messages.start_send(dst, FrameKind.ARRAY, tag, host.description.pack(), [host.bytes], deadline)
+
+    def _account_of(self, prepared: Prepared, what: str) -> tuple[Deadline, Entry]:
         """The deadline of a prepared message, and its entry in the journal, both since it was called."""
         deadline = Deadline(prepared.seconds)
         deadline.at = prepared.began + prepared.seconds
         entry = self._journal.begin(what, prepared.peer, prepared.bytes, posted=True)
         entry.caller, entry.began = prepared.site, prepared.began
         return deadline, entry
+
+
+def _is_long(timeout: float | None) -> bool:
+    """Whether a wait may last as long as the core waits."""
+    return timeout is None or (isinstance(timeout, (int, float)) and timeout > MOMENT)
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether the handler of a signal may have raised it: they run in the main thread alone."""
+    return not isinstance(error, PhalanxError) and threading.current_thread() is threading.main_thread()
