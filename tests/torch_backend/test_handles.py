@@ -19,18 +19,15 @@ from phalanx.torch_backend.message_work import PreparedMessageWork
 
 __all__ = ["pytestmark"]
 
-LATE = 0.4
-"""Seconds after which the other rank comes."""
-
-
 def test_threads_that_ask_while_another_one_waits() -> None:
     def body(rank: int) -> list[Any]:
         meet()
         seen: list[Any] = []
+        store = dist.distributed_c10d._get_default_store()
         for message in (False, True):
             x = torch.ones(2)
             if rank == 1:
-                time.sleep(LATE)
+                store.wait([f"asked {message}"])
                 dist.send(torch.full((2,), 2.0), 0) if message else dist.all_reduce(x)
                 continue
             work = dist.irecv(x, 1) if message else dist.all_reduce(x, async_op=True)
@@ -53,6 +50,7 @@ def test_threads_that_ask_while_another_one_waits() -> None:
             assert not work.is_success()
             with pytest.raises(RuntimeError, match="under way"):
                 work.result()
+            store.set(f"asked {message}", "")  # now the other rank comes
             for thread in threads:
                 thread.join(20)
             assert work.is_completed()

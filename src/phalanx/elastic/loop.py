@@ -258,6 +258,9 @@ class _Loop:
         """When the last change of the world began, or the one before it if no step was committed since."""
         self._unsaid = ""
         """The line on the last change of the world, which is shown when the next step is committed."""
+        self._speaks = False
+        """True on the first rank of the group that has the state: it shows these lines. All others that have it keep
+        them, too: that rank may be lost before it has."""
 
     @property
     def number(self) -> int:
@@ -484,6 +487,7 @@ class _Loop:
         joined = [rank for rank, report in enumerate(reports) if report.outside]
         if not holders:
             raise Evicted("no rank is left that has the state of this job", rank=group.members[group.rank])
+        self._speaks = group.rank == holders[0]
         # One may be at the end of a loop, and the others have begun the next one, with a state that is another.
         newest = max(reports[rank].begin for rank in holders)
         senders = [rank for rank in holders if reports[rank].begin == newest]
@@ -514,7 +518,7 @@ class _Loop:
                     "step.commit() (steps(copy=True) keeps a copy to go back to)"
                 )
         self._owed, self._senders = joined, senders
-        self._say(group, before, joined, holders)
+        self._keep_line(group, before, joined)
         if joined and not waits:
             self._send_state()
 
@@ -538,12 +542,10 @@ class _Loop:
             what = f"sent {_size(total)} of state to {names}, from {_count(len(senders))}"
             self._note(f"{what}, in {seconds:.2f} s")
 
-    def _say(self, group: StepGroup, before: tuple[int, ...], joined: list[int], holders: list[int]) -> None:
-        """One line for each change of the world, by the first rank that has the state."""
+    def _keep_line(self, group: StepGroup, before: tuple[int, ...], joined: list[int]) -> None:
+        """Makes the line on this change of the world, which is shown when the next step is committed."""
         if self._unsaid:  # the world has changed again before a step was committed
             self._speak()
-        if group.rank != holders[0]:
-            return
         lost = [rank for rank in before if rank not in group.members]
         changes = [f"without {_ranks(lost)}"] if lost else []
         changes += [f"with {_ranks([group.members[rank] for rank in joined])}"] if joined else []
@@ -552,9 +554,10 @@ class _Loop:
         self._unsaid = f"epoch {group.epoch}: {size} {what}, at step {self.number}"
 
     def _speak(self) -> None:
-        """Shows the line on the last change, with the time that it cost."""
+        """Shows the line on the last change, with the time that it cost, if this rank is the one that does."""
         text, self._unsaid = self._unsaid, ""
-        self._note(f"{text}, after {time.monotonic() - self._stopped_at:.2f} s")
+        if self._speaks:
+            self._note(f"{text}, after {time.monotonic() - self._stopped_at:.2f} s")
 
     def _note(self, text: str) -> None:
         logger.info("%s", text)
