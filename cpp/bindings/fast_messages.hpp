@@ -5,25 +5,23 @@
 
 #include <nanobind/nanobind.h>
 
-#include <deque>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "alarm.hpp"
 #include "gil.hpp"
 #include "mapped_ring.hpp"
-#include "message_calls.hpp"
+#include "message_line.hpp"
 #include "ring_exchange.hpp"
 
 namespace phalanx {
 
-class FastMessages : MessageCalls {
+class FastMessages final : public MessageLine {
 public:
-    class Prepared;  // ring_prepared.hpp
-
     FastMessages(int peers, nb::object mailbox, nb::object arrays, nb::object recorder, double timeout,
                   std::size_t max_message, int spins, int yields)
-        : MessageCalls(std::move(mailbox), std::move(arrays), std::move(recorder), timeout, max_message),
+        : MessageLine(std::move(mailbox), std::move(arrays), std::move(recorder), timeout, max_message),
           patience_{spins, yields},
           out_(static_cast<std::size_t>(peers)),
           in_(static_cast<std::size_t>(peers)) {}
@@ -36,13 +34,6 @@ public:
         in_.at(src) = {nb::cast<RingIn*>(ring), nb::cast<ChannelLock*>(channel.attr("lock")), ring, channel, {}};
     }
 
-    // Messages may stand in line from now on. Those for which no thread waits become urgent by the alarm, and `start` starts the
-    // thread that waits for it.
-    void attend_by(nb::object alarm, nb::object start) {
-        alarm_ = nb::cast<Alarm*>(alarm);
-        alarm_object_ = std::move(alarm);
-        start_ = std::move(start);
-    }
     nb::object prepare_receive(nb::handle out, nb::handle src, nb::handle tag, nb::handle timeout) {
         Message message;
         const Route<RingIn>* const found = lookup(in_, src, message);
@@ -55,7 +46,7 @@ public:
     void close() {
         for (auto& route : out_) route = {};
         for (auto& route : in_) route = {};
-        start_.reset();
+        forget_line();
     }
 
     // True: done. False: declined, nothing has happened. Otherwise (operation or None, seconds waited).
@@ -63,7 +54,7 @@ public:
         Message message;
         const Route<RingOut>* found = lookup(out_, dst, message);
         if (found == nullptr || found->mapped == nullptr || !describe(message, x, tag, timeout, false, library)) return nb::bool_(false);
-        return first_in_line(false) == nullptr ? send_next(message, x, nullptr) : move_along(message, x, true);
+        return send_in_turn(message, x);
     }
 
     // As `send`, but without a wait: True, False, or a `Prepared` of what has to wait for room.
@@ -83,7 +74,7 @@ public:
         Message message;
         const Route<RingIn>* found = lookup(in_, src, message);
         if (found == nullptr || found->mapped == nullptr || !describe(message, out, tag, timeout, true, library)) return nb::bool_(false);
-        return first_in_line(true) == nullptr ? receive(message, out, nullptr) : move_along(message, out, false);
+        return receive_in_turn(message, out);
     }
 
     // Sends an array, and takes the one that comes for another. True: both are done. False: declined, nothing has happened.
@@ -96,23 +87,7 @@ public:
             return nb::bool_(false);
         if (!describe(sending, x, tag, timeout, false, "numpy") || !describe(receiving, out, tag, timeout, true, "numpy"))
             return nb::bool_(false);
-        if (sending.array.overlaps(receiving.array)) return nb::bool_(false);
-        const Route<RingOut> to = *found_out;
-        const Route<RingIn> from = *found_in;
-        const Turn out_turn(*to.lock), in_turn(*from.lock);
-        if (!out_turn.taken || !in_turn.taken || !is_free(to, sending, nullptr) || !is_free(from, receiving, nullptr))
-            return nb::bool_(false);
-        const RingOut::Stay stay_out(*to.mapped);
-        const RingIn::Stay stay_in(*from.mapped);
-        Outgoing outgoing(*to.mapped, sending);
-        Incoming incoming(*from.mapped, receiving);
-        exchange_through(to, sending, outgoing, from, receiving, incoming, Until::both);
-        if (!outgoing.begun() && !incoming.begun()) return nb::bool_(false);
-        if (outgoing.ended() && incoming.ended()) return nb::bool_(true);
-        const Rest rest = rest_of_exchange(outgoing, incoming, {to, sending, x}, {from, receiving, out}, true);
-        if (rest.raised) throw nb::python_error(*rest.raised);
-        const auto or_false = [](const nb::object& part) { return part.is_none() ? nb::object(nb::bool_(false)) : part; };
-        return nb::make_tuple(or_false(rest.sent), or_false(rest.received));
+        return exchange_now(sending, x, receiving, out);
     }
 
     // The description and the bytes of the array that comes next from a rank, which stays where it is: (description, bytes).
@@ -183,7 +158,6 @@ private:
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
     static constexpr std::size_t longest_object = 4 << 10;  // its structure
-    friend class Prepared;
 
     template <class Mapped>
     struct Route {
@@ -218,20 +192,15 @@ private:
 
     // Whether the next message to a rank may be this one: no other stands before it. `prepared`: of one that stands in line.
     bool is_free(const Route<RingOut>& route, const Message& message, const Prepared* prepared) const {
-        const Prepared* const first = first_in_line(true, message.peer);
-        const bool is_next = first == nullptr || first == prepared;
-        return is_next && route.mapped->half() != nullptr && PyObject_Size(route.queue.ptr()) == 0;
+        return is_next(message, true, prepared) && route.mapped->half() != nullptr && PyObject_Size(route.queue.ptr()) == 0;
     }
     // Whether the next message of a rank is for this receive.
     bool is_free(const Route<RingIn>& route, const Message& message, const Prepared* prepared) const {
-        const Prepared* const first = first_in_line(false, message.peer);
-        const bool is_next = first == nullptr || first == prepared;
-        return is_next && route.mapped->half() != nullptr && route.mapped->resting && !comes_later(nb::int_(message.peer));
+        return is_next(message, false, prepared) && route.mapped->half() != nullptr && route.mapped->resting &&
+               !comes_later(nb::int_(message.peer));
     }
-    Prepared* first_in_line(bool sends, int peer = -1) const noexcept;
 
-    // The same answers as of `send` and `recv`. `message` is described.
-    nb::object send_next(Message& message, nb::handle x, const Prepared* prepared) {
+    nb::object send_next(Message& message, nb::handle x, const Prepared* prepared) override {
         const Route<RingOut> route = out_[static_cast<std::size_t>(message.peer)];
         if (route.mapped == nullptr) return nb::bool_(false);
         const Turn turn(*route.lock);
@@ -239,13 +208,97 @@ private:
         const RingOut::Stay stay(*route.mapped);
         return send_frame(*route.mapped->half(), route, message, x);
     }
-    nb::object receive(Message& message, nb::handle out, const Prepared* prepared) {
+    nb::object receive(Message& message, nb::handle out, const Prepared* prepared) override {
         const Route<RingIn> route = in_[static_cast<std::size_t>(message.peer)];
         if (route.mapped == nullptr) return nb::bool_(false);
         const Turn turn(*route.lock);
         if (!turn.taken || !is_free(route, message, prepared)) return nb::bool_(false);
         const RingIn::Stay stay(*route.mapped);
         return receive_frame(*route.mapped->half(), route, message, out);
+    }
+    bool is_open(const Message& message, bool sends) const override {
+        const auto open = [&](const auto& routes) {
+            const auto& route = routes[static_cast<std::size_t>(message.peer)];
+            return route.mapped != nullptr && route.mapped->half() != nullptr;
+        };
+        return sends ? open(out_) : open(in_);
+    }
+    nb::object channel(const Message& message, bool sends) const override {
+        const auto peer = static_cast<std::size_t>(message.peer);
+        return sends ? out_[peer].channel : in_[peer].channel;
+    }
+    nb::object itself() override { return nb::find(*this); }
+
+    class RingExchange final : public Exchange {
+    public:
+        // The locks are free, and so is the way, once `begin` says so.
+        RingExchange(FastMessages& path, const Message& sending, const Message& receiving)
+            : path_(path),
+              sending_(sending),
+              receiving_(receiving),
+              to_(path.out_[static_cast<std::size_t>(sending.peer)]),
+              from_(path.in_[static_cast<std::size_t>(receiving.peer)]) {}
+
+        bool begin(const Prepared* out, const Prepared* in) {
+            if (to_.mapped == nullptr || from_.mapped == nullptr) return false;
+            out_turn_.emplace(*to_.lock);
+            in_turn_.emplace(*from_.lock);
+            if (!out_turn_->taken || !in_turn_->taken) return false;
+            if (!path_.is_free(to_, sending_, out) || !path_.is_free(from_, receiving_, in)) return false;
+            stay_out_.emplace(*to_.mapped);
+            stay_in_.emplace(*from_.mapped);
+            outgoing_.emplace(*to_.mapped, sending_);
+            incoming_.emplace(*from_.mapped, receiving_);
+            return true;
+        }
+
+        void move(Until until) override {
+            Outgoing& outgoing = *outgoing_;
+            Incoming& incoming = *incoming_;
+            to_.mapped->half()->ask_for_no_byte();
+            from_.mapped->half()->ask_for_no_byte();
+            const Patience& patience = path_.patience_;
+            const auto through = [&] { return outgoing.ended() && incoming.ended(); };
+            if (sending_.array.bytes <= worth_releasing && receiving_.array.bytes <= worth_releasing) {
+                const int spins = std::min(held_spins, patience.spins);
+                for (int i = 0; i <= spins && !through(); ++i) {
+                    outgoing.step();
+                    if (!incoming.step()) relax();
+                }
+            }
+            if (!through()) {
+                const Sleeping going(*to_.lock, outgoing.bell()), coming(*from_.lock, incoming.bell());
+                const WithoutGil released;
+                const std::int64_t deadline_ns =
+                    std::min(sending_.began + sending_.timeout_ns, receiving_.began + receiving_.timeout_ns);
+                move_both(outgoing, incoming, until, patience, path_.bound_of(sending_, *to_.lock), path_.bound_of(receiving_, *from_.lock),
+                          deadline_ns);
+            }
+            outgoing.take_back();
+            if (outgoing.ended()) path_.note("send", sending_);
+            if (incoming.ended()) path_.note("recv", receiving_);
+        }
+
+        Side sent() const override { return {outgoing_->begun(), outgoing_->ended(), outgoing_->done(), {}}; }
+        Side received() const override { return {incoming_->begun(), incoming_->ended(), incoming_->done(), {}}; }
+        ChannelLock& lock(bool sends) const override { return sends ? *to_.lock : *from_.lock; }
+        nb::handle channel(bool sends) const override { return sends ? to_.channel : from_.channel; }
+
+    private:
+        FastMessages& path_;
+        const Message &sending_, &receiving_;
+        const Route<RingOut> to_;
+        const Route<RingIn> from_;
+        std::optional<Turn> out_turn_, in_turn_;
+        std::optional<RingOut::Stay> stay_out_;
+        std::optional<RingIn::Stay> stay_in_;
+        std::optional<Outgoing> outgoing_;
+        std::optional<Incoming> incoming_;
+    };
+    std::unique_ptr<Exchange> both(const Message& sending, const Message& receiving, const Prepared* out, const Prepared* in) override {
+        auto exchange = std::make_unique<RingExchange>(*this, sending, receiving);
+        if (!exchange->begin(out, in)) return nullptr;
+        return exchange;
     }
 
     // False if there is no room for all of it now.
@@ -264,90 +317,6 @@ private:
         }
         note("send", message);
         return true;
-    }
-
-    // One that stands in line once it begins; None if none may.
-    nb::object prepare(const Message& message, nb::handle array, bool sends);
-    // False once the channel is closed, and in a forked child.
-    template <class Mapped>
-    static bool is_open(const std::vector<Route<Mapped>>& routes, const Message& message) {
-        const Route<Mapped>& route = routes[static_cast<std::size_t>(message.peer)];
-        return route.mapped != nullptr && route.mapped->half() != nullptr;
-    }
-
-    // Has somebody see to those that stand in line, if no thread waits for them soon; at once if a part of one has moved.
-    void attend() noexcept;
-    // A call that waits, while others stand in line: the oldest one in the other direction moves along.
-    nb::object move_along(const Message& message, nb::handle array, bool sends);
-
-    bool move_pair(Prepared& sending, Prepared& receiving, Prepared& target);
-
-    // Moves both ways at once, with both locks held, and notes what has ended.
-    void exchange_through(const Route<RingOut>& to, const Message& sending, Outgoing& outgoing, const Route<RingIn>& from,
-                          const Message& receiving, Incoming& incoming, Until until) {
-        to.mapped->half()->ask_for_no_byte();
-        from.mapped->half()->ask_for_no_byte();
-        const auto through = [&] { return outgoing.ended() && incoming.ended(); };
-        if (sending.array.bytes <= worth_releasing && receiving.array.bytes <= worth_releasing) {
-            const int spins = std::min(held_spins, patience_.spins);
-            for (int i = 0; i <= spins && !through(); ++i) {
-                outgoing.step();
-                if (!incoming.step()) relax();
-            }
-        }
-        if (!through()) {
-            const Sleeping going(*to.lock, outgoing.bell()), coming(*from.lock, incoming.bell());
-            const WithoutGil released;
-            const std::int64_t deadline_ns = std::min(sending.began + sending.timeout_ns, receiving.began + receiving.timeout_ns);
-            move_both(outgoing, incoming, until, patience_, bound_of(sending, *to.lock), bound_of(receiving, *from.lock), deadline_ns);
-        }
-        outgoing.take_back();
-        if (outgoing.ended()) note("send", sending);
-        if (incoming.ended()) note("recv", receiving);
-    }
-
-    template <class Mapped>
-    struct Half {
-        const Route<Mapped>& route;
-        const Message& message;
-        nb::handle array;
-    };
-    // What goes on with the parts of an exchange: True for one that has ended, None for one that has not begun.
-    struct Rest {
-        nb::object sent = nb::none(), received = nb::none();
-        std::optional<nb::python_error> raised;  // by a signal handler
-    };
-    // `noted`: for a caller that may be interrupted before it has them.
-    Rest rest_of_exchange(const Outgoing& outgoing, const Incoming& incoming, const Half<RingOut>& out, const Half<RingIn>& in,
-                          bool noted) {
-        Rest rest;
-        if (outgoing.ended()) rest.sent = nb::bool_(true);
-        if (incoming.ended()) rest.received = nb::bool_(true);
-        const bool sends_on = outgoing.begun() && !outgoing.ended(), receives_on = incoming.begun() && !incoming.ended();
-        std::optional<ChannelLock::Halfway> sending, receiving;
-        if (sends_on) sending.emplace(*out.route.lock, out.route.channel);
-        if (receives_on) receiving.emplace(*in.route.lock, in.route.channel);
-        // An interrupt that waits to be raised would be so in the first call of Python.
-        if (PyErr_CheckSignals() != 0) rest.raised.emplace();
-        const auto go_on = [&](nb::handle channel, nb::object& found, auto hand_over) {
-            try {
-                found = or_tear(channel, hand_over);
-            } catch (nb::python_error& interrupt) {
-                if (!rest.raised) rest.raised.emplace(std::move(interrupt));
-            }
-        };
-        if (sends_on)
-            go_on(out.route.channel, rest.sent, [&] {
-                return out.route.channel.attr("hand_over")(memory_of(out.array, out.message), outgoing.done(), nb::bytes("", 0), noted);
-            });
-        if (receives_on)
-            go_on(in.route.channel, rest.received, [&] {
-                const ArrayHead& head = in.message.head;
-                const nb::bytes description(head.data() + sizeof(FrameHeader), head.size() - sizeof(FrameHeader));
-                return in.route.channel.attr("hand_over")(memory_of(in.array, in.message), in.message.tag, description, incoming.done(),
-                                                          noted);
-            });
-        return rest;
     }
 
     nb::object send_frame(RingWriter& ring, const Route<RingOut>& route, const Message& message, nb::handle x) {
@@ -454,10 +423,6 @@ private:
     Patience patience_;
     std::vector<Route<RingOut>> out_;
     std::vector<Route<RingIn>> in_;
-    std::deque<Prepared*> line_;  // those for which no thread has waited yet, in the order of their calls
-    Alarm* alarm_ = nullptr;
-    nb::object alarm_object_, start_;
-    bool is_attended_ = false;
 };
 
 }  // namespace phalanx

@@ -4,10 +4,10 @@
 #include <nanobind/stl/string.h>
 
 #include "buffer.hpp"
+#include "fast_messages.hpp"
 #include "gil.hpp"
 #include "mapped_ring.hpp"
 #include "module.hpp"
-#include "ring_prepared.hpp"
 #include "stream_messages.hpp"
 
 namespace nb = nanobind;
@@ -142,6 +142,20 @@ void phalanx::bind_ring(nb::module_& m) {
     nb::class_<PlainArrays>(m, "PlainArrays", "Knows the arrays that the fast paths take.")
         .def(nb::init<nb::handle, nb::list, nb::list, nb::object, nb::object>(), nb::arg("array_type"), nb::arg("dtypes"),
              nb::arg("samples"), nb::arg("make_reader"), nb::arg("bfloat16"));
+    nb::class_<PreparedChannelMessage>(m, "PreparedChannelMessage", "A message that its call does not wait for; see phalanx.group.verbs.prepared.")
+        .def("begin", &PreparedChannelMessage::begin)
+        .def("run", &PreparedChannelMessage::run)
+        .def("stop", &PreparedChannelMessage::stop)
+        .def("hand_over", &PreparedChannelMessage::hand_over, nb::arg("sink").none() = nb::none())
+        .def("leave", &PreparedChannelMessage::leave)
+        .def_prop_ro("ended", &PreparedChannelMessage::ended)
+        .def_prop_ro("array", &PreparedChannelMessage::array)
+        .def_prop_ro("peer", &PreparedChannelMessage::peer)
+        .def_prop_ro("tag", &PreparedChannelMessage::tag)
+        .def_prop_ro("bytes", &PreparedChannelMessage::bytes)
+        .def_prop_ro("began", &PreparedChannelMessage::began)
+        .def_prop_ro("seconds", &PreparedChannelMessage::seconds)
+        .def_prop_ro("site", &PreparedChannelMessage::site, nb::rv_policy::copy);
     nb::class_<FastMessages>(m, "FastMessages", "Sends and receives simple arrays through rings, in one call each.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, int, int>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
@@ -166,27 +180,20 @@ void phalanx::bind_ring(nb::module_& m) {
         .def("next_object", &FastMessages::next_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
         .def("take_object", &FastMessages::take_object, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("size"),
              nb::arg("place"));
-    nb::class_<FastMessages::Prepared>(m, "PreparedRingMessage", "A message that its call does not wait for; see phalanx.group.verbs.prepared.")
-        .def("begin", &FastMessages::Prepared::begin)
-        .def("run", &FastMessages::Prepared::run)
-        .def("stop", &FastMessages::Prepared::stop)
-        .def("hand_over", &FastMessages::Prepared::hand_over, nb::arg("sink").none() = nb::none())
-        .def("leave", &FastMessages::Prepared::leave)
-        .def_prop_ro("ended", &FastMessages::Prepared::ended)
-        .def_prop_ro("array", &FastMessages::Prepared::array)
-        .def_prop_ro("peer", &FastMessages::Prepared::peer)
-        .def_prop_ro("tag", &FastMessages::Prepared::tag)
-        .def_prop_ro("bytes", &FastMessages::Prepared::bytes)
-        .def_prop_ro("began", &FastMessages::Prepared::began)
-        .def_prop_ro("seconds", &FastMessages::Prepared::seconds)
-        .def_prop_ro("site", &FastMessages::Prepared::site, nb::rv_policy::copy);
     nb::class_<StreamMessages>(m, "StreamMessages", "The same over TCP.")
         .def(nb::init<int, nb::object, nb::object, nb::object, double, std::size_t, bool>(), nb::arg("peers"),
              nb::arg("mailbox"), nb::arg("arrays"), nb::arg("recorder"), nb::arg("timeout"), nb::arg("max_message"),
              nb::arg("oversubscribed"))
         .def("open_out", &StreamMessages::open_out, nb::arg("dst"), nb::arg("channel"), nb::arg("queue"))
         .def("open_in", &StreamMessages::open_in, nb::arg("src"), nb::arg("channel"))
+        .def("attend_by", &StreamMessages::attend_by, nb::arg("alarm"), nb::arg("start"))
         .def("close", &StreamMessages::close)
+        .def("post_send", &StreamMessages::post_send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("timeout") = nb::none())
+        .def("prepare_receive", &StreamMessages::prepare_receive, nb::arg("out").none(), nb::arg("src").none(),
+             nb::arg("tag").none(), nb::arg("timeout").none())
+        .def("exchange", &StreamMessages::exchange, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("out").none(),
+             nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
         .def("send", &StreamMessages::send, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("timeout") = nb::none(), nb::arg("library") = "numpy")
         .def("recv", &StreamMessages::recv, nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none(),

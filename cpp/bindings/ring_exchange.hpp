@@ -2,6 +2,7 @@
 // so two ranks can exchange arrays of any length.
 #pragma once
 
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <utility>
 
 #include "mapped_ring.hpp"
-#include "message_calls.hpp"
+#include "message_line.hpp"
 
 namespace phalanx {
 
@@ -65,7 +66,7 @@ public:
     }
     Bell& bell() noexcept { return ring_.bell(); }
     // How long what has begun is worth waiting for where nobody asked for its end yet: the other side may be reading it just now.
-    std::int64_t grace_ns() const noexcept { return 200'000 + static_cast<std::int64_t>(lent_ / 4); }
+    std::int64_t grace_ns(bool crowded) const noexcept { return (200'000 + static_cast<std::int64_t>(lent_ / 4)) * (crowded ? 8 : 1); }
 
     // Nobody reads the array any more after this. What was not read goes through the ring.
     void take_back() noexcept {
@@ -159,9 +160,6 @@ private:
     bool begun_ = false, refused_ = false;
 };
 
-// Which way has to be through; the other moves along.
-enum class Until { both, sent, received };
-
 // Moves both until they are through, or nothing has moved for a while and it is late, or nobody waits for what is left. Gives way
 // to whoever wants one of the channels. `deadline_ns`: of the calls, which counts also while bytes move.
 inline void move_both(Outgoing& outgoing, Incoming& incoming, Until until, const Patience& patience, const Bound& out,
@@ -184,9 +182,12 @@ inline void move_both(Outgoing& outgoing, Incoming& incoming, Until until, const
             if (!outgoing.begun() || !incoming.begun()) return;
             const std::int64_t now = monotonic_ns();
             if (idle == 0) idle_since = now;
-            if (now - idle_since > outgoing.grace_ns()) return;
+            if (now - idle_since > outgoing.grace_ns(patience.spins == 0)) return;
             idle = 1;
-            relax();
+            if (patience.spins > 0)
+                relax();
+            else
+                sched_yield();  // it may need this very core
             continue;
         }
         // Of one way that is left, the other side wakes this one.

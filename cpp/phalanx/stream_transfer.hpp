@@ -92,13 +92,13 @@ struct StreamFrame {
     std::size_t whole() const noexcept { return head_size + size; }
 };
 
-// Writes as much as goes now. False if the connection has ended.
-inline bool write_some(int fd, const StreamFrame& frame, std::size_t& sent) noexcept {
+// Writes as much as goes now, and of the payload at most so many bytes. False if the connection has ended.
+inline bool write_some(int fd, const StreamFrame& frame, std::size_t& sent, std::size_t most = SIZE_MAX) noexcept {
     iovec parts[2];
     std::size_t count = 0;
     if (sent < frame.head_size) parts[count++] = {const_cast<std::uint8_t*>(frame.head) + sent, frame.head_size - sent};
     const std::size_t from = sent > frame.head_size ? sent - frame.head_size : 0;
-    if (from < frame.size) parts[count++] = {const_cast<std::byte*>(frame.payload) + from, frame.size - from};
+    if (from < frame.size) parts[count++] = {const_cast<std::byte*>(frame.payload) + from, std::min(frame.size - from, most)};
     const ssize_t now = send_parts(fd, parts, count);
     if (now < 0) return detail::is_for_later(errno);
     sent += static_cast<std::size_t>(now);

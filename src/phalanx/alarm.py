@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 
 __all__ = ["PlainAlarm"]
 
+GRACE = 0.0005
+"""Seconds after which work is urgent."""
+NAP = 0.001
+AWAKE = 0.02
+"""Seconds of naps, without work, before the thread falls asleep: to be woken for each work costs more."""
+
 
 class PlainAlarm:
-    """As the core's `Alarm`, where there is no core. All work is urgent."""
+    """As the core's `Alarm`, where there is no core."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._armed_at = math.inf
+        """When the work came that is the oldest; infinite if there is none."""
+        self._asleep = False
         self._stopped = False
+        self._bell = threading.Event()
 
     def arm(self) -> None:
-        self._event.set()
+        """There is work. Called with the lock held that guards it, as `disarm` is."""
+        if self._armed_at == math.inf:
+            self._armed_at = time.monotonic()
+            if self._asleep:
+                self._bell.set()
 
-    hurry = arm
+    def hurry(self) -> None:
+        """The work is urgent now."""
+        self._armed_at = 0.0
+        self._bell.set()
 
     def disarm(self) -> None:
-        self._event.clear()
-        if self._stopped:  # perhaps just before
-            self._event.set()
+        """There is no more work."""
+        self._armed_at = math.inf
 
     def stop(self) -> None:
+        """Ends the waits of the thread."""
         self._stopped = True
-        self._event.set()
+        self._bell.set()
 
     def wait(self) -> bool:
-        self._event.wait()
-        return not self._stopped
+        """For the background thread: returns when there is urgent work; False once it was stopped."""
+        idle = 0.0
+        while not self._stopped:
+            armed_at = self._armed_at
+            if armed_at != math.inf:
+                idle = 0.0
+                left = armed_at + GRACE - time.monotonic()
+                if left <= 0.0:
+                    return True
+                self._sleep(left)
+            elif idle < AWAKE:
+                self._sleep(NAP)
+                idle += NAP
+            else:
+                self._asleep = True
+                if self._armed_at == math.inf:  # looked at after `_asleep` is set: `arm` looks the other way round
+                    self._sleep(None)
+                self._asleep = False
+                idle = 0.0
+        return False
+
+    def _sleep(self, seconds: float | None) -> None:
+        if self._bell.wait(seconds):
+            self._bell.clear()

@@ -19,6 +19,7 @@ from phalanx.torch_backend.message_work import PreparedMessageWork
 
 __all__ = ["pytestmark"]
 
+
 def test_threads_that_ask_while_another_one_waits() -> None:
     def body(rank: int) -> list[Any]:
         meet()

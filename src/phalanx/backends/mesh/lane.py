@@ -37,7 +37,7 @@ from .world import MeshWorld
 if TYPE_CHECKING:
     from ..._core import (
         FastMessages,
-        PreparedRingMessage,
+        PreparedChannelMessage,
         Recorder,
         RingIn,
         RingOut,
@@ -71,7 +71,7 @@ class MeshLane(Lane):
         self._fast_messages: FastMessages | None = None
         self._stream_messages: StreamMessages | None = None
         self._waiting_line: WaitingLine | None = None
-        """Where there are rings."""
+        """Where there is a core."""
         self._dialling = [threading.Lock() for _ in self.members]
         self.oversubscribed, self.spare_cores, self.crew = world.oversubscribed, world.spare_cores, world.crew
         if core is not None:
@@ -131,7 +131,7 @@ class MeshLane(Lane):
         if line is not None and line.prepared:
             line.post()
 
-    def take_back_prepared(self, prepared: PreparedRingMessage) -> None:
+    def take_back_prepared(self, prepared: PreparedChannelMessage) -> None:
         prepared.leave()
 
     def close(self) -> None:
@@ -301,15 +301,20 @@ class MeshLane(Lane):
                 )
                 for channel in self._inbound.values():  # those that were here first
                     self._receives_by_stream(channel)
+            self._attend(self._stream_messages)
             return self._stream_messages
         spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
         self._fast_messages = core.FastMessages(
             self.size, self.mailbox, plain_arrays(), recorder, timeout, world.options.max_message, spins, yields
         )
+        self._attend(self._fast_messages)
+        return self._fast_messages
+
+    def _attend(self, fast: FastMessages | StreamMessages) -> None:
+        """Sees to messages that no thread waits for."""
         line = self._waiting_line = WaitingLine()
         self.prepared = line.prepared
-        self._fast_messages.attend_by(line.alarm, line.start)
-        return self._fast_messages
+        fast.attend_by(line.alarm, line.start)
 
     # -- plain TCP -----------------------------------------------------------------------------------------------------
 

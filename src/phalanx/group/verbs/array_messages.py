@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...deadline import Deadline
 from ...errors import ProtocolError
 from ...transports.mailbox import PendingTransfer
@@ -13,7 +11,7 @@ from ...transports.ring_channel import all_handed_over, last_handed_over
 from ...wire.frames import FrameKind
 from ..data.arrays import Adapted, Description, adapt, adapt_out, empty, make, to_host
 from ..work import Work
-from .message_runner import exchanging, receiving, sending
+from .message_runner import receiving, sending
 from .prepared import PreparedMessages
 from .sinks import ArraySink
 
@@ -116,35 +114,10 @@ class ArrayMessages(PreparedMessages):
         """Sends an array, and takes the one that comes for it, by the fast path that there is."""
         fast: Any = self._fast_messages
         if hasattr(fast, "exchange"):
-            return self._exchange_by_rings(x, dst, out, src, tag, timeout)
+            return self._exchange_by_channels(x, dst, out, src, tag, timeout)
         if hasattr(fast, "prepare_send"):
             return self._exchange_prepared(x, dst, out, src, tag, timeout)
-        return self._exchange_buffered(x, dst, out, src, tag, timeout)
-
-    def _exchange_buffered(
-        self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
-    ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
-        """Sends a short array by the fast path, without waiting for its receiver, and takes the one that comes for it.
-
-        Nothing is sent if the general way might refuse to receive.
-
-        Returns:
-            Whether it is sent, or what goes on sending it; and whether the other has come.
-        """
-        fast = self._fast_messages
-        if fast is None or type(x) is not np.ndarray or x.nbytes > self._messages.buffered or not _takes(out):
-            return False, False
-        if type(src) is not int or not 0 <= src < self.world_size or src == self.rank or np.may_share_memory(x, out):
-            return False, False
-        deadline = self._deadline(timeout)
-        try:
-            answer = fast.send(x, dst, tag, timeout)
-        except BaseException:
-            self._take_back()
-            raise
-        if answer is not True:
-            return answer[0] or False if answer else False, False
-        return True, self._receive_at_once(exchanging(dst, src, tag), out, "numpy", src, tag, deadline)
+        return False, False
 
     def _fast_for(self, host: Adapted) -> Any:
         """The fast path, if it takes such an array: it knows no dtypes that NumPy lacks."""
@@ -170,8 +143,16 @@ class ArrayMessages(PreparedMessages):
         """The work of a short message that was to be sent at once, and is not sent yet."""
         if operation is None:
             return self._send_later(x, dst, tag, timeout)
-        entry = self._journal.begin(sending("send", dst, tag), dst, posted=True)
-        return self._in_background(entry, operation, self._deadline(timeout), [dst], lambda: None)
+        try:
+            deadline = self._deadline(timeout)
+            deadline.at -= waited
+            entry = self._journal.begin(sending("send", dst, tag), dst, posted=True)
+            work = self._in_background(entry, operation, deadline, [dst], lambda: None)
+            last_handed_over()
+            return work
+        except BaseException:  # Ctrl-C
+            self._take_back()
+            raise
 
     def _go_on_receiving(
         self, out: Any, src: int, tag: int, timeout: float | None, operation: PendingTransfer | None, waited: float
@@ -189,11 +170,3 @@ class ArrayMessages(PreparedMessages):
         """Takes back what was handed over just before an interrupt: its caller will never wait for it."""
         for operation in all_handed_over():
             self._messages.withdraw(operation)
-
-
-def _takes(out: Any) -> bool:
-    """Whether the fast path receives to it."""
-    if type(out) is not np.ndarray:
-        return False
-    flags, dtype = out.flags, out.dtype
-    return bool(flags.c_contiguous and flags.writeable and dtype.isbuiltin == 1 and dtype.kind in "biufc")

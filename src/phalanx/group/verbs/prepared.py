@@ -27,9 +27,9 @@ from .lending import LentMessages
 from .message_runner import exchanging, receiving, sending
 
 if TYPE_CHECKING:
-    from ..._core import FastMessages, MpiMessages, PreparedMpiMessage, PreparedRingMessage
+    from ..._core import FastMessages, MpiMessages, PreparedChannelMessage, PreparedMpiMessage, StreamMessages
 
-    Prepared = PreparedMpiMessage | PreparedRingMessage
+    Prepared = PreparedChannelMessage | PreparedMpiMessage
 
 __all__ = ["PreparedMessages", "PreparedReceiveWork", "PreparedSendWork", "SentWork"]
 
@@ -214,15 +214,15 @@ class PreparedMessages(LentMessages):
         elif work._withdraw is not None:  # another thread has posted it
             work._withdraw(ChannelClosed(self._world_rank, "its caller was interrupted"))
 
-    def _exchange_by_rings(
+    def _exchange_by_channels(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
     ) -> tuple[PendingTransfer | bool, PendingTransfer | bool]:
-        """Sends an array and takes the one that comes for it through two rings, at the same time.
+        """Sends an array and takes the one that comes for it, at the same time, through two rings or connections.
 
         Returns:
             Whether it is sent, and whether the other has come; or what goes on with them.
         """
-        fast = cast("FastMessages", self._fast_messages)
+        fast = cast("FastMessages | StreamMessages", self._fast_messages)
         answer = fast.exchange(x, dst, out, src, tag, timeout)
         return (answer, answer) if isinstance(answer, bool) else answer
 
@@ -304,7 +304,9 @@ class PreparedMessages(LentMessages):
             operation = prepared.hand_over()
             last_handed_over()
             if operation is None:
-                operation = self._start_array(cast("PreparedRingMessage", prepared).array, dst, prepared.tag, deadline)
+                operation = self._start_array(
+                    cast("PreparedChannelMessage", prepared).array, dst, prepared.tag, deadline
+                )
             self._in_background(entry, operation, deadline, [dst], lambda: None, work=work)
         except BaseException:
             if work._drive is None:
