@@ -108,8 +108,10 @@ protected:
     }
 
     // A wait that lasts is handed over: signals are looked at there, and a lost connection is seen.
+    // What is long may last longer: a nanosecond a byte, half a second at most.
     Bound bound_of(const Message& message, const ChannelLock& lock) const {
-        return Bound{message.began + message.longest_ns, &lock.wanted(), nullptr};
+        const std::int64_t longer = message.longest_ns + static_cast<std::int64_t>(std::min<std::size_t>(message.array.bytes, 500'000'000));
+        return Bound{message.began + std::min(longer, message.timeout_ns), &lock.wanted(), nullptr};
     }
 
     void note(const char* verb, const Message& message) {

@@ -2,7 +2,6 @@
 // so two ranks can exchange arrays of any length.
 #pragma once
 
-#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -168,7 +167,6 @@ inline void move_both(Outgoing& outgoing, Incoming& incoming, Until until, const
     const auto came = [&] { return incoming.ended() || incoming.refused(); };
     const auto enough = [&] { return (until == Until::sent && outgoing.ended()) || (until == Until::received && came()); };
     const auto wanted = [](const Bound& bound) { return bound.aborted->load(std::memory_order_relaxed) != 0; };
-    std::int64_t idle_since = 0;
     for (int idle = 0; !(outgoing.ended() && came()) && !wanted(out) && !wanted(in);) {
         const bool sent = outgoing.step();
         if (incoming.step() || sent) {
@@ -177,22 +175,16 @@ inline void move_both(Outgoing& outgoing, Incoming& incoming, Until until, const
             continue;
         }
         if (outgoing.is_lost() || incoming.is_lost()) return;
-        if (enough()) {
-            // What has not begun stays as it is; what has is worth some more looks.
-            if (!outgoing.begun() || !incoming.begun()) return;
-            const std::int64_t now = monotonic_ns();
-            if (idle == 0) idle_since = now;
-            if (now - idle_since > outgoing.grace_ns(patience.spins == 0)) return;
-            idle = 1;
-            if (patience.spins > 0)
-                relax();
-            else
-                sched_yield();  // it may need this very core
-            continue;
-        }
-        // Of one way that is left, the other side wakes this one.
         if (outgoing.ended() || came()) {
-            const Outcome outcome = outgoing.ended() ? incoming.await(patience, in) : outgoing.await(patience, out);
+            // Of the one way that is left, the other side wakes this one. If nobody waits for it, what has not begun stays as it
+            // is, and what has is worth some more looks.
+            const bool comes = outgoing.ended();
+            Bound bound = comes ? in : out;
+            if (enough()) {
+                if (!outgoing.begun() || !incoming.begun()) return;
+                bound.deadline_ns = std::min(bound.deadline_ns, monotonic_ns() + outgoing.grace_ns(patience.spins == 0));
+            }
+            const Outcome outcome = comes ? incoming.await(patience, bound) : outgoing.await(patience, bound);
             if (outcome != Outcome::done) return;
             continue;
         }

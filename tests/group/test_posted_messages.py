@@ -312,3 +312,23 @@ def test_a_forked_child_is_refused_at_once(transport: Transport) -> None:
     for said in run_ranks(2, fork_with_messages_under_way, backend="mesh", options=px.Options(transport=transport)):
         assert said == ["Closed"] * len(said)
         assert len(said) >= 5
+
+
+def post_what_is_very_long(group: px.Group) -> None:
+    """Callbacks leave both to the lane's general way, whose two ends then write and read at the same time."""
+    warm_up(group)
+    peer = 1 - group.rank
+    x, out = np.full(96 << 20, 1 + group.rank, np.uint8), np.zeros(96 << 20, np.uint8)
+    for _ in range(3):
+        out[:] = 0
+        works = [group.irecv(out, peer), group.isend(x, peer)]
+        for work in works:
+            work.add_done_callback(lambda _: None)
+        for work in works:
+            work.wait()
+        assert (out == 1 + peer).all()
+
+
+@over_both
+def test_messages_of_many_megabytes_on_the_general_way(transport: Transport) -> None:
+    run_ranks(2, post_what_is_very_long, backend="mesh", options=px.Options(transport=transport))

@@ -7,13 +7,13 @@ import random
 import socket
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from phalanx.errors import PeerLost, ProtocolError, SizeMismatch
-from phalanx.transports.channel import Inbound, Outbound
+from phalanx.transports.channel import SLICE, Inbound, Outbound
 from phalanx.transports.mailbox import BufferSink, Mailbox, Receive
 from phalanx.transports.stream import Buffer, Stream, StreamEnded
 from phalanx.wire.frames import HEADER_SIZE, FrameKind, pack_header
@@ -133,6 +133,19 @@ def test_several_messages_in_one_read_say_that_there_is_more(pipe: Pipe) -> None
     assert pipe.channel.pump()
     assert not pipe.channel.read_ahead
     assert not pipe.channel.pump()
+
+
+def test_nothing_is_read_for_what_is_done(pipe: Pipe) -> None:
+    receive, target = pipe.post(3)
+    pipe.far.sendall(frame(b"one"))
+    pipe.pump()
+    assert receive.done
+    pipe.far.sendall(frame(b"two"))
+    assert not pipe.channel.pump([receive])
+    assert target == b"one"
+    assert not pipe.mailbox.ahead, "the second message may be for the fast path"
+    pipe.pump()
+    assert pipe.mailbox.ahead
 
 
 def test_a_message_of_another_length_is_read_away(pipe: Pipe) -> None:
@@ -339,6 +352,28 @@ def test_the_end_of_the_stream_fails_the_queue(writer: Writer) -> None:
     assert len(ends) == 1
     assert isinstance(ends[0], StreamEnded)
     assert isinstance(channel.send([b"later"]).error, PeerLost)
+
+
+class Taker(Stream):
+    """A stream that takes whatever it is given, as a ring does whose reader keeps up with its writer."""
+
+    def send(self, views: Sequence[Buffer]) -> int:
+        return sum(map(len, views[:1]))
+
+
+def test_a_push_that_stops_before_the_stream_does_says_so() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        channel = Outbound(Taker(near), 5, lambda _reason, _found: CUT)
+        piece = bytes(SLICE // 4)
+        outgoing = channel.send([piece] * 6)
+        assert not outgoing.done, "whoever ends a channel must not wait for gigabytes"
+        assert not channel.push()
+        assert outgoing.done
+        outgoing = channel.send([piece] * 9)
+        assert channel.push(), "no poll would wake a thread that sleeps now"
+        assert not channel.push()
+        assert outgoing.done
 
 
 @pytest.mark.parametrize("goodbye", [True, False])

@@ -447,12 +447,13 @@ class Lane(ABC):
         sources = {operation.src for operation in operations if isinstance(operation, Receive)}
         inbound = list({id(channel): channel for src in sources for channel in self.inbound(src)}.values())
         outbound = {id(op.channel): op.channel for op in operations if isinstance(op, OutgoingFrame)}.values()
-        for sender in outbound:
-            sender.push()
+        paused = [sender.push() for sender in outbound]
         if not self._read(inbound, operations):
             # Bytes that were read ahead may be for another thread, whose poll does not see them.
             if any(channel.read_ahead for channel in inbound):
                 self.wake_readers()
+            return None
+        if any(paused):
             return None
         polled = [(c.stream.fd, c.stream.read_events) for c in inbound if not c.ended]
         polled += [(c.stream.fd, c.stream.write_events) for c in outbound if not c.idle]
@@ -467,7 +468,7 @@ class Lane(ABC):
         while channels:
             more = []
             for channel in channels:
-                if channel.pump():
+                if channel.pump(operations):
                     if all(operation.done for operation in operations):
                         return False
                     more.append(channel)

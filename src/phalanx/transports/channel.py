@@ -137,30 +137,33 @@ class Inbound:
         """True if bytes were read ahead and not used yet: polling the stream does not show them."""
         return self._stop > self._start or self.stream.pending
 
-    def pump(self) -> bool:
+    def pump(self, wanted: Sequence[PendingTransfer] = ()) -> bool:
         """Reads on until a message is complete or nothing is there. True if there may be more at once.
 
         Never raises for the stream's sake: an end is told by `on_end`.
+
+        Args:
+            wanted: Nothing is read once all of these are done: what comes next may be for the fast path.
         """
         try:
-            return self._pump()
+            return self._pump(wanted)
         except BaseException:  # an interrupt: threads that wait for what has arrived must not wait for ever
             self._tell()
             raise
 
-    def _pump(self) -> bool:
+    def _pump(self, wanted: Sequence[PendingTransfer]) -> bool:
         reason: Exception | None = None
         interrupt: BaseException | None = None
         with self.lock:
-            if self.ended:
+            if self.ended or (wanted and all(operation.done for operation in wanted)):
                 return False
             if self.moving:
                 raise nested()
             self._paused = False
-            more = False
+            more = bool(self._finished)  # by another thread, which is about to tell it
             try:
                 self.moving = True
-                more = self._advance() is not None
+                more = more or self._advance() is not None
             except (StreamEnded, ProtocolError) as ended:
                 reason = ended
             except MemoryError:
@@ -325,6 +328,8 @@ class Outbound:
         self._ended: BaseException | None = None
         self.moving = False
         """True while the thread that holds the lock is in the middle of a frame."""
+        self._paused = False
+        """True if the last push ended before it had to: nothing will wake a thread that sleeps until it may go on."""
         self.halfway = False
         """True if a part of a frame was written past the queue (see `direct`): no last words can follow it."""
         self.last_word = b""
@@ -374,15 +379,16 @@ class Outbound:
             raise
         return outgoing
 
-    def push(self) -> None:
-        """Writes on until the queue is empty or the stream takes no more."""
+    def push(self) -> bool:
+        """Writes on until the queue is empty or the stream takes no more. True if it stopped before: call it again."""
         completed: list[OutgoingFrame] = []
         reason: Exception | None = None
         interrupt: BaseException | None = None
         goodbye = False
         with self.lock:
             if self.moving:  # whoever was interrupted goes on with the queue
-                return
+                return False
+            self._paused = False
             try:
                 self.moving = True
                 while self._queue and self._write(outgoing := self._queue[0]):
@@ -404,6 +410,7 @@ class Outbound:
             self.end(self._on_end(reason, goodbye))
         if interrupt is not None:
             raise interrupt
+        return self._paused
 
     def withdraw(self, outgoing: OutgoingFrame, cut: BaseException) -> bool:
         """Takes a frame back; False if all of it was sent.
@@ -458,6 +465,7 @@ class Outbound:
         total = 0
         while views:
             if total >= SLICE:
+                self._paused = True
                 return False
             # Before it has: an interrupt may come as soon as bytes have left.
             begun, outgoing.begun = outgoing.begun, True
