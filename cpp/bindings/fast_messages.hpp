@@ -65,7 +65,9 @@ public:
         const Route<RingOut> route = *found;
         const Turn turn(*route.lock);
         if (!turn.taken || route.mapped->half() == nullptr) return nb::bool_(false);
-        if (is_free(route, message, nullptr) && put_at_once(route, message)) return nb::bool_(true);
+        // What the other side can read where it lies waits for that where this one is about to wait for a message itself.
+        const bool is_lent = first_in_line(false) != nullptr && route.mapped->loans.may_lend_in_exchange(message.array.bytes);
+        if (!is_lent && is_free(route, message, nullptr) && put_at_once(route, message)) return nb::bool_(true);
         nb::object prepared = prepare(message, x, true);
         return prepared.is_none() ? nb::bool_(false) : prepared;
     }

@@ -14,6 +14,7 @@
 
 #include "alarm.hpp"
 #include "call_site.hpp"
+#include "interned.hpp"
 #include "message_calls.hpp"
 
 namespace phalanx {
@@ -129,7 +130,7 @@ public:
           message_(message),
           called_(message.began),
           site_(CallSite::current()),
-          lock_(line.channel(message, sends).attr("lock")),
+          lock_(nb::getattr(line.channel(message, sends), lock_name())),
           sends_(sends) {}
     ~PreparedChannelMessage() { leave(); }
     PreparedChannelMessage(const PreparedChannelMessage&) = delete;
@@ -218,6 +219,11 @@ private:
     void end() noexcept {
         ended_ = true;
         leave();
+    }
+
+    static const nb::str& lock_name() {
+        static const nb::str* const name = new nb::str(interned("lock"));  // never freed, as the interpreter's own
+        return *name;
     }
 
     // The handler of another signal may raise in there, and then it is not known.

@@ -112,6 +112,7 @@ NB_MODULE(_core, m) {
     phalanx::bind_ring(m);
     phalanx::bind_mpi_messages(m);
     phalanx::bind_packing(m);
+    phalanx::bind_posted_work(m);
     phalanx::bind_frame_pipe(m);
     phalanx::bind_segment(m);
     phalanx::bind_copies(m);

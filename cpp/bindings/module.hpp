@@ -13,6 +13,7 @@ void bind_lifeline(nanobind::module_& m);
 void bind_machine(nanobind::module_& m);
 void bind_mpi_messages(nanobind::module_& m);
 void bind_packing(nanobind::module_& m);
+void bind_posted_work(nanobind::module_& m);
 void bind_reduce(nanobind::module_& m);
 void bind_call_site(nanobind::module_& m);
 void bind_recorder(nanobind::module_& m);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "interned.hpp"
 #include "method_like.hpp"
 #include "module.hpp"
 #include "torch_calls.hpp"
@@ -43,10 +44,7 @@ constexpr FastCall fast_calls[] = {
 };
 
 struct Names {
-    nb::object fast_calls = interned("fast_calls"), go_on_with = interned("go_on_with"), opts = interned("opts"),
-               call = interned("_call");
-
-    static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+    nb::str fast_calls = interned("fast_calls"), go_on_with = interned("go_on_with"), opts = interned("opts"), call = interned("_call");
 };
 
 // Made by the first method and never freed, as the interpreter's own names.

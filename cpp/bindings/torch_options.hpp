@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "interned.hpp"
+
 namespace phalanx {
 
 namespace nb = nanobind;
@@ -97,12 +99,9 @@ private:
         return {};
     }
 
-    static nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
-
     nb::object unset_;
     std::vector<std::pair<Py_hash_t, nb::object>> reductions_;
-    nb::object timeout_ = interned("timeout"), async_ = interned("asyncOp"), op_ = interned("reduceOp"),
-               root_ = interned("rootRank");
+    nb::str timeout_ = interned("timeout"), async_ = interned("asyncOp"), op_ = interned("reduceOp"), root_ = interned("rootRank");
 };
 
 }  // namespace phalanx

@@ -11,8 +11,10 @@
 #include <string>
 
 #include "collective_calls.hpp"
+#include "interned.hpp"
 #include "method_like.hpp"
 #include "module.hpp"
+#include "posted_work.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -55,10 +57,8 @@ struct Arguments {
 struct Names {
     nb::str timeout = interned("timeout"), async_op = interned("async_op"), tag = interned("tag"), take_back = interned("_take_back"),
             go_on_sending = interned("_go_on_sending"), go_on_receiving = interned("_go_on_receiving"), sent = interned("_sent"),
-            prepared_receive = interned("_prepared_receive"), prepared_send = interned("_prepared_send"), worker = interned("_worker"), take = interned("take");
+            receive_work = interned("_receive_work"), send_work = interned("_send_work"), worker = interned("_worker"), take = interned("take");
     nb::int_ zero = nb::int_(0);
-
-    static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
 
 // Made by the first method and never freed, as the interpreter's own names.
@@ -196,9 +196,9 @@ nb::object posted(const Signature& signature, nb::handle group, nb::handle fast,
     if (answer.is_none() || answer.ptr() == Py_False) return {};
     PyObject* const array = a.given[0];
     if (static_cast<Message>(signature.verb) == Message::irecv)
-        return nb::getattr(group, names().prepared_receive)(answer, nb::handle(array));
+        return stand_in_line(nb::getattr(group, names().receive_work), group, answer, array);
     if (answer.ptr() == Py_True) return nb::getattr(group, names().sent)();
-    if (!nb::isinstance<nb::tuple>(answer)) return nb::getattr(group, names().prepared_send)(answer);
+    if (!nb::isinstance<nb::tuple>(answer)) return stand_in_line(nb::getattr(group, names().send_work), group, answer, nb::none());
     const nb::handle tag = a.tag != nullptr ? nb::handle(a.tag) : nb::handle(names().zero);
     return group.attr("_go_on_sending_later")(nb::handle(array), nb::handle(a.given[1]), tag, nb::handle(a.timeout), *answer);
 }
@@ -256,14 +256,14 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
 
 Signature::Signature(nb::handle function) {
     const auto text = nb::cast<std::string>(nb::object(function.attr("__name__")));
-    name = fast_name = Names::interned(text.c_str());
+    name = fast_name = interned(text.c_str());
     const auto* const message = std::find(message_names, message_names + messages, text);
     is_message = message != message_names + messages;
-    attribute = Names::interned(is_message ? "_fast_messages" : "_fast_path");
+    attribute = interned(is_message ? "_fast_messages" : "_fast_path");
     if (is_message) {
         verb = static_cast<int>(message - message_names);
         is_posted = verb >= static_cast<int>(Message::isend);
-        fast_name = Names::interned(fast_names[verb]);
+        fast_name = interned(fast_names[verb]);
     } else {
         while (verb < verbs && text != verb_names[verb]) ++verb;
         if (verb == verbs) throw nb::value_error("not a verb that has a fast path");
@@ -273,7 +273,7 @@ Signature::Signature(nb::handle function) {
     if (count > most) throw nb::value_error("a verb with too many arguments");
     required = count - (given.is_none() ? 0 : static_cast<int>(nb::len(given)));
     for (int i = 0; i < count; ++i) {
-        names[i] = Names::interned(nb::cast<std::string>(nb::object(variables[i + 1])).c_str());
+        names[i] = interned(nb::cast<std::string>(nb::object(variables[i + 1])).c_str());
         if (i >= required) defaults[i] = given[i - required];
     }
 }

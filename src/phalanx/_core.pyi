@@ -1,3 +1,4 @@
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -515,6 +516,18 @@ VERBS: tuple[str, ...]
 class VerbMethod:
     __wrapped__: Any
     def __init__(self, function: Any, hide_frames: Any) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Posted:  # what the core has to know of the work of a message that stands in line
+    _group: Any  # lives on until the lane knows the message, or it has ended
+    _prepared: PreparedChannelMessage | PreparedMpiMessage | None
+    _result: Any
+    _line: deque[Any]  # of the lane; has this work until then
+    _done: bool
+
+class PostedWait:
+    __wrapped__: Any
+    def __init__(self, function: Any, on_error: Any) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 TORCH_OPERATIONS: tuple[str, ...]

@@ -297,8 +297,12 @@ def a_wait_that_ends_leaves_it_under_way(world: px.Group) -> None:
         out, other = np.zeros(length), np.zeros(length)
         if world.rank == 1:
             works = [world.irecv(out, 0), world.irecv(other, 0)]
-            with pytest.raises(px.Timeout, match="is not done after"):
-                works[0].wait(SOON)
+            for wait in (functools.partial(works[0].wait, SOON), functools.partial(works[0].wait, timeout=LATE)):
+                with pytest.raises(px.Timeout, match="is not done after") as caught:
+                    wait()
+                assert {entry.path.name for entry in caught.traceback} == {"posted_messages.py"}
+            with pytest.raises(px.UsageError, match="timeout='soon'"):
+                works[0].wait("soon")  # type: ignore[arg-type]
             interrupted(works[1].wait)
             assert not any(work.done() for work in works)
         world.barrier()

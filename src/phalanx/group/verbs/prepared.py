@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from ...backends.lane import Unposted
+from ..._native import core
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError
 from ...frames import hide_frames
@@ -27,15 +26,20 @@ from .lending import LentMessages
 from .message_runner import exchanging, receiving, sending
 
 if TYPE_CHECKING:
-    from ..._core import FastMessages, MpiMessages, PreparedChannelMessage, PreparedMpiMessage, StreamMessages
+    from ..._core import (
+        FastMessages,
+        MpiMessages,
+        Posted,
+        PreparedChannelMessage,
+        PreparedMpiMessage,
+        StreamMessages,
+    )
 
     Prepared = PreparedChannelMessage | PreparedMpiMessage
+else:
+    Posted = type("Posted", (), {}) if core is None else core.Posted
 
 __all__ = ["PreparedMessages", "PreparedReceiveWork", "PreparedSendWork", "SentWork"]
-
-
-MOMENT = 0.1
-"""Seconds. Longer than the core waits for a message before it leaves it to the general way."""
 
 
 class SentWork(Work[None]):
@@ -47,38 +51,25 @@ class SentWork(Work[None]):
     __init__ = object.__init__
 
 
-class UnpostedWork(Work[Any]):
-    """A message on the fast path, which the lane does not know yet.
+def go_on_without_it(work: UnpostedWork, error: BaseException) -> None:
+    """An interrupt has ended the wait for a message, which goes on."""
+    try:
+        if work._group is not None:
+            work._group._messages.post_prepared()
+    finally:
+        hide_frames(error)
 
-    Args:
-        group: Lives on until the lane knows the message, or it has ended.
-        result: Of the message.
-        line: Of the lane; has this work until then.
-    """
+
+class UnpostedWork(Posted, Work[Any]):
+    """A message on the fast path, which the lane does not know yet. The core makes it, with the fields of `Posted`."""
 
     _lock = NEVER_HELD_LONG
     """Until the lane knows it: no thread sleeps on it before, and no callback waits for it."""
     _posting = False
+    __init__ = object.__init__
 
-    def __init__(self, group: PreparedMessages, prepared: Prepared, result: Any, line: deque[Unposted]) -> None:
-        # Without the base's, which takes as long as the message.
-        self._group: PreparedMessages | None = group
-        self._prepared: Prepared | None = prepared
-        self._result = result
-        self._line = line
-
-    def wait(self, timeout: float | None = None) -> Any:
-        group, prepared = self._group, self._prepared
-        if group is not None and prepared is not None and _is_long(timeout) and not group._backend.forked:
-            try:
-                if prepared.run():
-                    self._end()
-                    return self._result
-            except BaseException as error:
-                group._messages.post_prepared()  # the message goes on
-                hide_frames(error)
-                raise
-        return super().wait(timeout)
+    if core is not None and not TYPE_CHECKING:
+        wait = core.PostedWait(Work.wait, go_on_without_it)  # moves it, and calls `Work.wait` if that takes long
 
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
         self._help(None)
@@ -180,31 +171,10 @@ class PreparedMessages(LentMessages):
     _sent = staticmethod(SentWork)
     """The work of a message that the core has sent at once."""
 
-    def _prepared_receive(self, prepared: Prepared, out: Any) -> PreparedReceiveWork:
-        """The work of a receive that the core has prepared."""
-        line = self._messages.prepared
-        assert line is not None
-        work = PreparedReceiveWork(self, prepared, out, line)
-        try:
-            line.append(work)
-            prepared.begin()
-            return work
-        except BaseException:  # Ctrl-C: no caller will ever wait for it
-            self._take_back_prepared(work, prepared)
-            raise
-
-    def _prepared_send(self, prepared: Prepared) -> PreparedSendWork:
-        """The work of a send that the core has prepared, and now begins."""
-        line = self._messages.prepared
-        assert line is not None
-        work = PreparedSendWork(self, prepared, None, line)
-        try:
-            line.append(work)  # before another thread can hear the answer
-            prepared.begin()
-            return work
-        except BaseException:  # as above, or MPI has refused it
-            self._take_back_prepared(work, prepared)
-            raise
+    _receive_work = PreparedReceiveWork
+    """The work of a receive that the core has prepared."""
+    _send_work = PreparedSendWork
+    """The work of a send that the core has prepared, and now begins."""
 
     def _take_back_prepared(self, work: UnpostedWork, prepared: Prepared) -> None:
         line = self._messages.prepared
@@ -326,11 +296,6 @@ class PreparedMessages(LentMessages):
         entry = self._journal.begin(what, prepared.peer, prepared.bytes, posted=True)
         entry.caller, entry.began = prepared.site, prepared.began
         return deadline, entry
-
-
-def _is_long(timeout: float | None) -> bool:
-    """Whether a wait may last as long as the core waits."""
-    return timeout is None or (isinstance(timeout, (int, float)) and timeout > MOMENT)
 
 
 def _is_of_a_signal(error: BaseException) -> bool:
