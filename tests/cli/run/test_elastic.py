@@ -90,7 +90,8 @@ def test_a_change_is_told_also_if_the_rank_that_would_tell_it_is_lost(run: Runne
     job = run("--elastic", "2:3", script(run, 150, ends))
     assert job.process.returncode == 0, job.err
     assert re.search(r"epoch 2: 3 ranks go on with rank 3, at step \d+", job.err), job.err
-    assert re.search(r"epoch 3: 2 ranks go on without rank 0, at step \d+", job.err), job.err
+    # Rank 0 may be lost before rank 3 has the state.
+    assert re.search(r"epoch 3: 2 ranks go on without rank 0( and with rank 3)?, at step \d+", job.err), job.err
     assert len(re.findall(r"epoch 2:", job.err)) == 1, job.err
 
 
