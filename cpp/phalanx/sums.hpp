@@ -229,16 +229,20 @@ private:
     }
     std::size_t tiles_of(std::size_t bytes) const noexcept { return (bytes + far_tile(bytes) - 1) / far_tile(bytes); }
 
-    // Tile by tile, so that the result is copied to the others while it is in the cache.
+    // Tile by tile, so that the result is copied to the others while it is in the cache. Forwards and backwards by turns: what a
+    // cache has kept of the end of the call before is read first.
     template <class Place>
     void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
+        backwards_ = !backwards_;
         share_sum(end - begin, [&](std::size_t from, std::size_t size, const std::byte** sources) {
-            for (std::size_t at = begin + from, stop = at + size; at < stop; at += tile) {
-                const std::size_t bytes = std::min(tile, stop - at);
-                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + at;
-                std::byte* to = place(root < 0 ? rank() : root) + at;
+            const std::size_t tiles = (size + tile - 1) / tile;
+            for (std::size_t k = 0; k < tiles; ++k) {
+                const std::size_t at = from + (backwards_ ? tiles - 1 - k : k) * tile;
+                const std::size_t bytes = std::min(tile, from + size - at);
+                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + begin + at;
+                std::byte* to = place(root < 0 ? rank() : root) + begin + at;
                 combine(to, sources, bytes, how);
-                if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
+                if (root < 0) each_other([&](int r) { copy(place(r) + begin + at, to, bytes); });
             }
         });
     }
@@ -330,6 +334,7 @@ private:
     std::vector<const std::byte*> near_;  // of `combine_near_and_far`
     std::vector<std::uint8_t> summed_;
     std::vector<Scratch> scratch_;        // one for each hand
+    bool backwards_ = false;              // the last `reduce_part`
 };
 
 }  // namespace phalanx
