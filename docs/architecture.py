@@ -23,7 +23,7 @@ HIDDEN = {"__main__", FRONT_DOOR}
 """Two ways into the package, and no layers of their own."""
 SHARED = {
     *("deadline", "alarm", "background_thread", "one_event", "arguments", "system_limits"),
-    *("errors", "types", "exception_text"),
+    *("errors", "types", "exception_text", "interrupts"),
     "operating_system",
 }
 """Small modules that every layer may use: one band of the picture, without arrows."""

@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"deadline", "alarm", "background_thread", "one_event"},
     {"arguments", "system_limits"},
-    {"errors", "types", "exception_text", "operating_system"},
+    {"errors", "types", "exception_text", "interrupts", "operating_system"},
     {"_core"},
 ]
 LINE = {item: line for line, items in enumerate(LAYERS) for item in items}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -99,6 +101,34 @@ def exchange_a_few(group: px.Group) -> None:
 
 def test_exchanges_over_tcp() -> None:
     run_ranks(2, exchange_a_few, backend="mesh", options=px.Options(transport="tcp"))
+
+
+def receive_without_the_collector(group: px.Group) -> None:
+    warm_up(group)
+    gc.disable()
+    peer = 1 - group.rank
+    ways: list[Callable[[], Any]] = [
+        lambda: group.irecv(np.empty(size), peer).wait(),
+        lambda: group.irecv(None, peer).wait(),
+        lambda: group.irecv(None, None).wait().data,
+        lambda: group.recv(None, peer),
+        lambda: group.sendrecv(np.ones(size), peer, None, peer),
+    ]
+    for size in (1, 10_000, 300_000):
+        for number, way in enumerate(ways):
+            sent = group.isend(np.full(size, 7.0), peer) if number < 4 else None
+            found = weakref.ref(way())
+            if sent is not None:
+                sent.wait()
+            end = time.monotonic() + 10  # a thread of the group may be at work with it
+            while found() is not None and time.monotonic() < end:
+                time.sleep(0.001)
+            assert found() is None, (size, number)
+
+
+@over_both
+def test_what_was_received_is_free_with_the_last_reference(transport: Transport) -> None:
+    run_ranks(2, receive_without_the_collector, backend="mesh", options=px.Options(transport=transport))
 
 
 def may_not_read(group: px.Group) -> tuple[int, int]:

@@ -93,8 +93,9 @@ class Work(Generic[T_co]):
                 self._help(timeout)
             if not self._done:
                 deadline = Deadline.of(timeout, self._remaining() + ENDING)
-                if self._drive is not None:
-                    self._drive(deadline)
+                drive = self._drive
+                if drive is not None:
+                    drive(deadline)
                 if not self._sleep(deadline.remaining()):
                     raise Timeout(
                         f"{self._operation} is not done after {deadline.seconds:g} s",
@@ -193,8 +194,9 @@ class Work(Generic[T_co]):
 
     def _hurry(self) -> None:
         """Has another thread do the operation: the caller looks for its end without waiting."""
-        if self._urge is not None:
-            self._urge()
+        urge = self._urge
+        if urge is not None:
+            urge()
 
     def _remaining(self) -> float:
         """Seconds until the operation ends by itself at the latest."""
@@ -219,6 +221,8 @@ class Work(Generic[T_co]):
                 self._done = True
             if self._ended is not None:
                 self._ended.set()
+        # They know this work, too: only the collector would find the memory of its message.
+        self._drive = self._urge = self._withdraw = None
         while self._callbacks:
             with self._lock:
                 callback, *rest = self._callbacks or (None,)

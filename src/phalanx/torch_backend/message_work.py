@@ -73,8 +73,8 @@ class MessageWork(UnfinishedWork):
     def _take_back(self, reason: UsageError) -> None:
         if self._work is None and self._line.leave(self):
             self._end(reason)
-        elif self._work is not None and self._work._withdraw is not None:
-            self._work._withdraw(reason)
+        elif self._work is not None and (withdraw := self._work._withdraw) is not None:
+            withdraw(reason)
 
     def source_rank(self) -> int:
         if self._source < 0:

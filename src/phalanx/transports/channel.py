@@ -28,6 +28,9 @@ SLICE = 16 << 20
 """Bytes moved in one go. A thread that ends a channel waits for its lock, and must not wait for gigabytes."""
 
 
+HALFWAY = "a message to it was interrupted halfway"
+
+
 class Torn(Exception):
     """An interrupt came between moving bytes and counting them, so it is unknown where the next frame begins."""
 
@@ -364,24 +367,42 @@ class Outbound:
     def follow(self, views: Sequence[Buffer]) -> OutgoingFrame:
         """As `send`, also in the middle of a frame of this thread: then it goes after that one."""
         outgoing = OutgoingFrame(views, self)
-        with self.lock:
-            if self._ended is not None:
-                outgoing.settle(self._ended)
-                return outgoing
-            self._queue.append(outgoing)
         try:
-            self.push()
-        except BaseException:
-            # Ctrl-C: the caller will never know of this frame. (If it had begun, the channel has ended.)
+            self.go_on_with(outgoing)
+        except BaseException:  # Ctrl-C: the caller will never know of this frame
             with self.lock:
-                if outgoing in self._queue:
+                is_halfway = outgoing.begun and outgoing in self._queue
+                if not is_halfway and outgoing in self._queue:
                     self._queue.remove(outgoing)
+            if is_halfway:
+                self.tear()
             raise
         return outgoing
+
+    def go_on_with(self, outgoing: OutgoingFrame) -> None:
+        """Adds a frame to the queue, unless it was added before, and writes what goes at once.
+
+        A caller that keeps the frame calls this again after an interrupt.
+        """
+        with self.lock:
+            if not (outgoing.begun or outgoing.done or outgoing in self._queue):
+                if self._ended is None:
+                    self._queue.append(outgoing)
+                else:
+                    outgoing.settle(self._ended)
+        self.push()
 
     def push(self) -> bool:
         """Writes on until the queue is empty or the stream takes no more. True if it stopped before: call it again."""
         completed: list[OutgoingFrame] = []
+        try:
+            return self._push(completed)
+        except BaseException:  # an interrupt: threads that wait for these must not wait for ever
+            for outgoing in completed:
+                outgoing.announce()
+            raise
+
+    def _push(self, completed: list[OutgoingFrame]) -> bool:
         reason: Exception | None = None
         interrupt: BaseException | None = None
         goodbye = False
@@ -393,15 +414,17 @@ class Outbound:
                 self.moving = True
                 while self._queue and self._write(outgoing := self._queue[0]):
                     if self._queue and self._queue[0] is outgoing:  # else a signal handler has ended the channel since
-                        self._queue.popleft()
                         completed.append(outgoing)
                         outgoing.settle()
+                        self._queue.popleft()
             except StreamEnded as ended:
                 reason, goodbye = ended, self.said_goodbye()
             except BaseException as error:  # Ctrl-C, or whatever else a signal handler raises
                 interrupt = error
-                if self._queue and self._queue[0].begun:
-                    reason = Torn("a message to it was interrupted halfway")
+                if self._queue and self._queue[0].done:
+                    self._queue.popleft()
+                elif self._queue and self._queue[0].begun:
+                    reason = Torn(HALFWAY)
             finally:
                 self.moving = False
         for outgoing in completed:
@@ -411,6 +434,10 @@ class Outbound:
         if interrupt is not None:
             raise interrupt
         return self._paused
+
+    def tear(self) -> None:
+        """Ends the channel: its caller was interrupted before somebody could go on with the rest of a message."""
+        self.end(self._on_end(Torn(HALFWAY), False))
 
     def withdraw(self, outgoing: OutgoingFrame, cut: BaseException) -> bool:
         """Takes a frame back; False if all of it was sent.

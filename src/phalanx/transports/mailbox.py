@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import SizeMismatch
+from ..interrupts import is_of_a_signal
 from ..wire.frames import FrameKind
 from .waker import Waker
 
@@ -125,7 +126,12 @@ class PendingTransfer:
                 callback = self._callbacks.pop()
             except IndexError:
                 return  # two threads came at once
-            callback()
+            try:
+                callback()
+            except BaseException as error:
+                if is_of_a_signal(error):  # whoever announces it again calls it again
+                    self._callbacks.append(callback)
+                raise
 
 
 class Receive(PendingTransfer):
@@ -193,6 +199,12 @@ class Arrival:
         self.receive = receive
         receive.arrival = self
         receive.envelope = self.envelope
+
+    def part(self) -> None:
+        """Ends what `give_to` has begun: of a ring of references, only the collector would free the memory."""
+        receive, self.receive = self.receive, None
+        if receive is not None:
+            receive.arrival = None
 
 
 Key = tuple[int | None, int | None]
@@ -383,7 +395,10 @@ class Mailbox:
                 return arrival
             try:
                 arrival.view = receive.sink.open(envelope)
-            except Exception as error:
+            except BaseException as error:
+                if not isinstance(error, Exception) or is_of_a_signal(error):
+                    self._unpair(arrival, receive)
+                    raise  # the channel ends, and the receive with it
                 arrival.refused_by = receive
                 arrival.give_to(Receive(envelope.src, envelope.tag, receive.sink, next(self._numbers)))
                 receive.settle(error)
@@ -415,6 +430,7 @@ class Mailbox:
                 receive.settle()
         if in_place:
             receive.announce()
+            arrival.part()
         else:
             self._hand_over(arrival)
 
@@ -439,6 +455,13 @@ class Mailbox:
         arrival.give_to(receive)  # first: after an interrupt in between, it can still be taken back
         self._forget_receive(receive)
         return receive
+
+    def _unpair(self, arrival: Arrival, receive: Receive) -> None:
+        """Undoes `_pair`. The caller holds the lock."""
+        arrival.part()
+        receive.envelope = None
+        self._count(receive.src, 1)
+        self._posted.add(receive, [(receive.src, receive.tag)])
 
     def _keep(self, arrival: Arrival) -> None:
         """Lets a message wait for its receive. The caller holds the lock."""
@@ -477,15 +500,19 @@ class Mailbox:
         assert arrival.owned is not None
         with arrival.handing:
             receive = arrival.receive
-            if receive is None or receive.done:
+            if receive is None:
                 return  # it was taken back just now
-            error: Exception | None = None
-            try:
-                receive.sink.take(arrival.envelope, arrival.owned)
-            except Exception as refused:
-                error = refused
-            receive.settle(error)
+            if not receive.done:
+                error: Exception | None = None
+                try:
+                    receive.sink.take(arrival.envelope, arrival.owned)
+                except Exception as refused:
+                    if is_of_a_signal(refused):
+                        raise
+                    error = refused
+                receive.settle(error)
         receive.announce()
+        arrival.part()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager as Lock
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from .direct import give_back
 from .lending import Lending
 from .mailbox import Arrival, BufferSink, Envelope, Mailbox, PendingTransfer, Receive
 from .ring import SWITCH, InboundRing, RingOffer
-from .stream import Buffer, Stream, StreamEnded
+from .stream import Stream, StreamEnded
 
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
@@ -185,11 +185,11 @@ class RingOutbound(Outbound):
         self._offer = RingOffer(lambda ring: switched(self, ring), lending) if offers else None
         self._switch: OutgoingFrame | None = None
 
-    def follow(self, views: Sequence[Buffer]) -> OutgoingFrame:
+    def go_on_with(self, outgoing: OutgoingFrame) -> None:
         if self._offer is not None:
             with self.lock:
                 self._offer_ring()
-        return super().follow(views)
+        super().go_on_with(outgoing)
 
     def _offer_ring(self) -> None:
         if self._offer is None or self._queue or self._ended is not None:
@@ -214,10 +214,6 @@ class RingOutbound(Outbound):
     def queue(self) -> deque[OutgoingFrame]:
         """The bytes that are still to be sent."""
         return self._queue
-
-    def tear(self) -> None:
-        """Ends the channel: the fast path was interrupted before somebody could go on with the rest of a message."""
-        self.end(self._on_end(Torn("a message to it was interrupted halfway"), False))
 
     def hand_over(self, array: npt.NDArray[Any], sent: int, head: bytes = b"", noted: bool = True) -> OutgoingFrame:
         """Goes on with a message of which the fast path has sent a part. Called with the lock held.

@@ -61,6 +61,9 @@ class WaitingLine:
                     first.post()
                     if self.prepared and self.prepared[0] is first:
                         self.prepared.popleft()
+            except BaseException:  # an interrupt: the thread of the line goes on with it
+                self.alarm.hurry()
+                raise
             finally:
                 self._posting = False
 

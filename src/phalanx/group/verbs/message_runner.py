@@ -9,6 +9,7 @@ from ...arguments import as_index, in_units
 from ...backends.lane import payload_size
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, PhalanxError, Timeout, UsageError, copy_for_raise
+from ...interrupts import is_of_a_signal
 from ...system_limits import naming_limits
 from ...transports.channel import OutgoingFrame
 from ...transports.mailbox import Envelope, PendingTransfer, Receive
@@ -186,7 +187,8 @@ class MessageRunner(GroupCore):
         Args:
             on_failure: Called before the program hears of a failure.
             first: What has to be done before the operation can be.
-            work: The handle of the operation, if the caller has one already.
+            work: The handle of the operation, if the caller has one already. That may call this again after an
+                interrupt.
         """
         lane = self._messages
         operations = [operation] if first is None else [first, operation]
@@ -195,13 +197,19 @@ class MessageRunner(GroupCore):
             if self._backend.forked:
                 self._backend.check_usable()  # raises: the message is the parent's
             entry.show_message()
-            lane.wait(operations, until)
+            if lane.wait(operations, until) and not handle._done:  # an interrupt has come in the middle of its end
+                for one in operations:
+                    if one.done:
+                        one.announce()
 
         handle: Work[Any] = Work(entry.name, deadline, drive=wait) if work is None else work
         if work is not None:
             work._go_on(entry.name, deadline, wait)
 
         def finished() -> None:
+            if handle._done:
+                handle._finish()
+                return
             entry.end(failed=operation.error is not None)
             if operation.error is not None:
                 self._dismiss(operation)
@@ -211,6 +219,8 @@ class MessageRunner(GroupCore):
             try:
                 handle._finish(result())
             except Exception as error:
+                if is_of_a_signal(error):
+                    raise
                 handle._finish(error=error)
 
         def expire() -> None:

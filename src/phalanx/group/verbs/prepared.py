@@ -12,18 +12,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ..._native import core
+from ...backends.lane import payload_size
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError
 from ...frames import hide_frames
+from ...interrupts import is_of_a_signal
 from ...system_limits import naming_limits
-from ...transports.mailbox import PendingTransfer
+from ...transports.channel import OutgoingFrame
+from ...transports.mailbox import PendingTransfer, Receive
 from ...transports.ring_channel import last_handed_over
-from ...wire.frames import FrameKind
+from ...wire.frames import FrameKind, pack_header
 from ..data.arrays import adapt, adapt_out, to_host
 from ..tracking.journal import Entry
 from ..work import NEVER_HELD_LONG, Work
 from .lending import LentMessages
-from .message_runner import exchanging, receiving, sending
+from .message_runner import AnySink, exchanging, receiving, sending
 
 if TYPE_CHECKING:
     from ..._core import (
@@ -66,6 +69,10 @@ class UnpostedWork(Posted, Work[Any]):
     _lock = NEVER_HELD_LONG
     """Until the lane knows it: no thread sleeps on it before, and no callback waits for it."""
     _posting = False
+    # As far as it is posted: after an interrupt, it goes on from there.
+    _sink: AnySink | None = None
+    _account: tuple[Deadline, Entry] | None = None
+    _transfer: Any = None
     __init__ = object.__init__
 
     if core is not None and not TYPE_CHECKING:
@@ -103,24 +110,23 @@ class UnpostedWork(Posted, Work[Any]):
         if group is None or prepared is None or self._posting:
             return
         ended = prepared.stop()
-        self._posting = True
-        if ended:  # in another thread, which is about to note it, or by one that waited for another message
-            prepared.run()
-            self._done = True
-        elif not self._done:  # else an interrupt has come after it was posted
-            self._lock = threading.Lock()
-            try:
+        try:
+            self._posting = True
+            if ended:  # in another thread, which is about to note it, or by one that waited for another message
+                prepared.run()
+                self._done = True
+            elif not self._done:  # else an interrupt has come after it was posted
+                if self._lock is NEVER_HELD_LONG:
+                    self._lock = threading.Lock()
                 self._post(group, prepared)
-            except BaseException as error:
-                if _is_of_a_signal(error):
-                    if self._drive is None:  # it is posted again
-                        self._posting = False
-                        raise
-                    self._group = self._prepared = None
-                    raise
-                self._finish(error=error)
+        except BaseException as error:
+            if is_of_a_signal(error):  # it is posted again, from where this has come to
+                raise
+            self._finish(error=error)
+        finally:
+            self._posting = False
         prepared.leave()
-        self._group = self._prepared = None
+        self._group = self._prepared = self._sink = self._account = self._transfer = None
 
     def _post(self, group: PreparedMessages, prepared: Any) -> None:
         raise NotImplementedError
@@ -181,8 +187,8 @@ class PreparedMessages(LentMessages):
         if line is not None and work in line:
             line.remove(work)
             self._messages.take_back_prepared(prepared)
-        elif work._withdraw is not None:  # another thread has posted it
-            work._withdraw(ChannelClosed(self._world_rank, "its caller was interrupted"))
+        elif (withdraw := work._withdraw) is not None:  # another thread has posted it
+            withdraw(ChannelClosed(self._world_rank, "its caller was interrupted"))
 
     def _exchange_by_channels(
         self, x: Any, dst: int, out: Any, src: int | None, tag: int, timeout: float | None
@@ -250,38 +256,65 @@ class PreparedMessages(LentMessages):
 
     def _post_receive(self, work: UnpostedWork, prepared: Prepared) -> None:
         src, tag = prepared.peer, prepared.tag
-        sink = self._sink_for(adapt_out(work._result))
-        deadline, entry = self._account_of(prepared, receiving("recv", src, tag))
+        sink = work._sink = work._sink or self._sink_for(adapt_out(work._result))
+        work._account = work._account or self._account_of(prepared, receiving("recv", src, tag))
+        deadline, entry = work._account
         try:
-            receive = prepared.hand_over(sink)
-            last_handed_over()
+            receive = work._transfer
             if receive is None:
-                receive = self._messages.post(src, tag, sink)
+                receive = work._transfer = prepared.hand_over(sink) or self._messages.post(src, tag, sink)
+                last_handed_over()
             self._in_background(
                 entry, receive, deadline, [src], lambda: self._received(entry, receive, sink, src), work=work
             )
-        except BaseException:
-            if work._drive is None:  # else it goes on, and whoever waits for it moves it
+        except BaseException as error:
+            if not is_of_a_signal(error):
                 self._forget(sink)
                 entry.end(failed=True)
+            elif work._transfer is None:
+                work._transfer = self._posted_for(sink)
             raise
+
+    def _posted_for(self, sink: AnySink) -> Receive | None:
+        """The receive of a call that was interrupted, if its message has come. Otherwise it is taken back."""
+        receive: Receive | None = None if sink.receive is None else sink.receive()
+        if receive is None or self._messages.withdraw(receive) or not receive.done:
+            return None
+        return receive
 
     def _post_send(self, work: UnpostedWork, prepared: Prepared) -> None:
         dst = prepared.peer
-        deadline, entry = self._account_of(prepared, sending("send", dst, prepared.tag))
+        work._account = work._account or self._account_of(prepared, sending("send", dst, prepared.tag))
+        deadline, entry = work._account
         try:
             prepared.begin()
-            operation = prepared.hand_over()
-            last_handed_over()
-            if operation is None:
-                operation = self._start_array(
-                    cast("PreparedChannelMessage", prepared).array, dst, prepared.tag, deadline
-                )
+            if work._transfer is None:
+                work._transfer = prepared.hand_over()
+                last_handed_over()
+            if work._transfer is None:
+                work._transfer = self._frame_of(cast("PreparedChannelMessage", prepared), deadline)
+            operation = work._transfer
+            if isinstance(operation, OutgoingFrame):
+                operation.channel.go_on_with(operation)
             self._in_background(entry, operation, deadline, [dst], lambda: None, work=work)
-        except BaseException:
-            if work._drive is None:
+        except BaseException as error:
+            if not is_of_a_signal(error):
                 entry.end(failed=True)
             raise
+
+    def _frame_of(self, prepared: PreparedChannelMessage, deadline: Deadline) -> PendingTransfer:
+        """The frame of an array of the host, which is not queued yet."""
+        host = to_host(adapt(prepared.array, write=False), write=False)
+        description = host.description.pack()
+        try:
+            with naming_limits():
+                channel = self._messages.outbound(prepared.peer, deadline)
+        except PhalanxError as error:
+            failed = PendingTransfer()
+            failed.complete(error)
+            return failed
+        header = pack_header(FrameKind.ARRAY, prepared.tag, len(description), payload_size([host.bytes]))
+        return OutgoingFrame([header, description, host.bytes], channel)
 
     def _start_array(self, x: Any, dst: int, tag: int, deadline: Deadline) -> PendingTransfer:
         """Has the lane begin to send an array of the host."""
@@ -296,8 +329,3 @@ class PreparedMessages(LentMessages):
         entry = self._journal.begin(what, prepared.peer, prepared.bytes, posted=True)
         entry.caller, entry.began = prepared.site, prepared.began
         return deadline, entry
-
-
-def _is_of_a_signal(error: BaseException) -> bool:
-    """Whether the handler of a signal may have raised it: they run in the main thread alone."""
-    return not isinstance(error, PhalanxError) and threading.current_thread() is threading.main_thread()
