@@ -50,6 +50,7 @@ __all__ = [
     "reserve",
     "resident_memory",
     "run_delay",
+    "running_tasks",
     "usable_cores",
     "wake_pipe",
     "who_is",
@@ -322,6 +323,14 @@ def run_delay() -> int:
     """Nanoseconds in which the main thread was ready to run and had no processor; 0 where that is not counted."""
     fields = _read("/proc/self/schedstat").split() if LINUX else []
     return int(fields[1]) if len(fields) > 1 else 0
+
+
+def running_tasks() -> int:
+    """Threads of all processes that have a core or wait for one, this one among them; 0 if that is not known."""
+    found = (_text_of(f"{PROC}/loadavg") if LINUX else None) or ""
+    fields = found.split()
+    running = fields[3].partition("/")[0] if len(fields) > 3 else ""
+    return int(running) if running.isdigit() else 0
 
 
 def processor_lines() -> list[str]:

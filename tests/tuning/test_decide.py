@@ -120,6 +120,8 @@ def test_long_copies_go_another_way_from_where_that_is_faster() -> None:
     both = chosen(long_copies(ahead=(1.0, 0.9, 0.8), past=(2.0, 0.7, 0.6)))
     assert (both.ahead_from, both.past_from) == (NEVER, 2 << 20), "the better one of the two"
     assert chosen(long_copies(ahead=(math.inf,) * 3)) == DEFAULTS
+    assert chosen(long_copies(ahead=(1.2, 1.03, 0.7))).ahead_from == 4 * (2 << 20), "as soon as nothing is lost"
+    assert chosen(long_copies(ahead=(1.2, 1.2, 0.95))).ahead_from == NEVER
 
 
 class FakeCore:

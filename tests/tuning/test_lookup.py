@@ -49,12 +49,36 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(lookup, "measure", measure)
     monkeypatch.setattr(lookup, "decide", lambda measured: DECISIONS)
+    monkeypatch.setattr(lookup, "running_tasks", lambda: 1)
     return found
 
 
 def forget() -> None:
     """As a new process."""
     lookup._known.clear()
+
+
+@needs_core
+def test_what_a_busy_machine_has_shown_is_measured_again_when_it_is_at_rest(
+    folder: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for running, seen in ((1000, 1), (1000, 1), (1, 2), (1000, 2), (1, 2)):
+        monkeypatch.setattr(lookup, "running_tasks", lambda running=running: running)
+        assert current(PLENTY) == OTHER
+        assert len(measurements) == seen
+        forget()
+
+
+@needs_core
+def test_what_is_provisional_counts_where_there_is_no_time(
+    folder: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "running_tasks", lambda: 1000)
+    current(PLENTY)
+    forget()
+    monkeypatch.setattr(lookup, "running_tasks", lambda: 1)
+    assert current(0.1) == OTHER
+    assert len(measurements) == 1
 
 
 def test_tests_use_the_constants() -> None:

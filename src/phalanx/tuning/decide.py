@@ -119,11 +119,19 @@ def _ahead_from(measured: Measured) -> Decision:
     if longest is not None and longest.past < longest.ahead:
         default = DEFAULTS.ahead_from
         return Decision("ahead_from", default, default, "to bypass the caches is quicker")
-    return _long_copies("ahead_from", measured, 2 * COPYING_RANKS, lambda copies: copies.ahead)
+    return _long_copies("ahead_from", measured, 2 * COPYING_RANKS, lambda copies: copies.ahead, as_soon=True)
 
 
-def _long_copies(setting: str, measured: Measured, times: int, way: Callable[[Copies], float]) -> Decision:
-    """From which length on another way of copying is the better one. The setting counts bytes `times` over."""
+def _long_copies(
+    setting: str, measured: Measured, times: int, way: Callable[[Copies], float], *, as_soon: bool = False
+) -> Decision:
+    """From which length on another way of copying is the better one. The setting counts bytes `times` over.
+
+    Args:
+        as_soon: Whether it is used from the shortest length on that brings a clear gain, also where a longer one brings
+            a larger gain. What is measured here are copies of a rank's own memory; of what another rank has just
+            written, which the caches of its core have, copies that ask ahead gain more, and do so sooner.
+    """
     candidates = {
         times * value: [
             _Cell(f"copy of {size >> 20} MiB by each of {COPYING_RANKS} ranks", copies.plain, way(copies))
@@ -132,7 +140,12 @@ def _long_copies(setting: str, measured: Measured, times: int, way: Callable[[Co
         ]
         for value in LONG_SIZES
     }
-    return _best(setting, getattr(DEFAULTS, setting), candidates)
+    default = getattr(DEFAULTS, setting)
+    for value in sorted(candidates) if as_soon else ():
+        found = _best(setting, default, {value: candidates[value]})
+        if found.chosen != default:
+            return found
+    return _best(setting, default, candidates)
 
 
 def _spins(measured: Measured) -> Decision:

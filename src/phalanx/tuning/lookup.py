@@ -9,10 +9,10 @@ from pathlib import Path
 
 from .._native import core
 from ..config import cache_dir, tuning_of_choice
-from ..operating_system import usable_cores
+from ..operating_system import running_tasks, usable_cores
 from .decide import Decision, decide, tuning_of
 from .measure import Measured, measure
-from .store import Unusable, cpu_model, file_name, load, save
+from .store import Unusable, cpu_model, file_name, is_provisional, load, save
 from .values import DEFAULTS, Tuning
 
 __all__ = ["LEAST_TIME", "calibrate", "current", "kept_in"]
@@ -65,7 +65,7 @@ def _find(*, may_measure: bool) -> Tuning | None:
         except Unusable as error:
             logger.warning("%s is not used: %s; this machine is measured again", path, error)
         else:
-            if kept is not None:
+            if kept is not None and not (may_measure and is_provisional(path) and not _is_busy()):
                 return kept
     if not may_measure:
         return None
@@ -94,14 +94,20 @@ def kept_in() -> Path | None:
     return folder / file_name(cpu_model(), cores, platform.release(), core.ABI)
 
 
+def _is_busy() -> bool:
+    """Whether others want the cores, too: what is measured then shows less than there is to gain."""
+    return running_tasks() > usable_cores()
+
+
 def calibrate() -> tuple[Measured, list[Decision]]:
     """Measures this machine, decides, and keeps the result. Needs the core."""
     assert core is not None
+    busy = _is_busy()
     measured = measure(core)
     decisions = decide(measured)
     path = kept_in()
     if path is not None:
-        save(path, decisions)
+        save(path, decisions, provisional=busy or _is_busy())
     changed = [f"{d.setting} {d.chosen} in place of {d.default}" for d in decisions if d.chosen != d.default]
     logger.info("this machine was measured in %.0f ms: %s", measured.seconds * 1e3, ", ".join(changed) or "no change")
     return measured, decisions

@@ -21,7 +21,7 @@ from ..operating_system import processor_lines
 from .decide import Decision
 from .values import Tuning
 
-__all__ = ["Unusable", "cpu_model", "file_name", "load", "save"]
+__all__ = ["Unusable", "cpu_model", "file_name", "is_provisional", "load", "save"]
 
 logger = logging.getLogger("phalanx.tuning")
 
@@ -89,10 +89,23 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def save(path: Path, decisions: list[Decision]) -> None:
-    """Keeps settings, with the reasons for a person who looks. A folder that cannot be written to is left alone."""
+def is_provisional(path: Path) -> bool:
+    """Whether the settings in a file were measured on a busy machine. `load` has accepted it."""
+    try:
+        return json.loads(_read(path)).get("provisional") is True
+    except (OSError, Unusable, ValueError, AttributeError):  # changed since
+        return False
+
+
+def save(path: Path, decisions: list[Decision], *, provisional: bool = False) -> None:
+    """Keeps settings, with the reasons for a person who looks. A folder that cannot be written to is left alone.
+
+    Args:
+        provisional: They are to be measured again when the machine is at rest.
+    """
     content = {
         "format": _FORMAT,
+        "provisional": provisional,
         "settings": {decision.setting: decision.chosen for decision in decisions},
         "reasons": {decision.setting: decision.reason for decision in decisions},
     }
