@@ -28,12 +28,12 @@ double movement(std::size_t bytes, int reads, int writes, bool in_place, int mov
 
 nb::tuple copies(std::size_t bytes, int threads, int rounds, double budget) {
     need(bytes > 0 && threads > 0);
-    std::array<double, 3> seconds;
+    std::array<double, 5> seconds;
     {
         const WithoutGil released;
         seconds = time_copies(bytes, threads, effort_of(rounds, budget));
     }
-    return nb::make_tuple(seconds[0], seconds[1], seconds[2]);
+    return nb::make_tuple(seconds[0], seconds[1], seconds[2], seconds[3], seconds[4]);
 }
 
 double all_reduce(std::size_t bytes, int ranks, std::size_t slot, std::size_t reduced_by_all, int spins, int yields,

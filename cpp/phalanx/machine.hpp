@@ -142,24 +142,33 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
     return refused.load() ? std::numeric_limits<double>::infinity() : seconds;
 }
 
-// Seconds in which each of so many threads copies an array of its own, all at once: by each of the ways, in their order. Turn by
-// turn: what is measured first is often slower.
-inline std::array<double, 3> time_copies(std::size_t bytes, int threads, const Effort& effort) {
+// Seconds in which each of so many threads copies an array, all at once: one of its own by each of the ways, in their order, and
+// then the one that another thread has just written, as in a collective, by the first two. Turn by turn: what is measured first
+// is often slower.
+inline std::array<double, 5> time_copies(std::size_t bytes, int threads, const Effort& effort) {
+    struct Kind {
+        CopyBy by;
+        bool is_another;
+    };
+    constexpr std::array<Kind, 5> kinds{
+        {{CopyBy::plain, false}, {CopyBy::ahead, false}, {CopyBy::past, false}, {CopyBy::plain, true}, {CopyBy::ahead, true}}};
     const std::size_t stride = (bytes + page - 1) / page * page + page;
     const detail::Pages memory(2 * stride * threads);
-    const auto source = [&](int member) { return memory.begin() + 2 * member * stride; };
-    std::array<double, 3> seconds;
+    // Memory that was never written is one page of zeros, which is always in the cache.
+    std::memset(memory.begin(), 1, 2 * stride * threads);
+    const auto array = [&](int member, unsigned which) { return memory.begin() + (2 * member + which % 2) * stride; };
+    std::array<double, kinds.size()> seconds;
     seconds.fill(std::numeric_limits<double>::infinity());
-    std::vector<unsigned char> touched(threads, 0);
-    for (int turn = 0; turn < 3; ++turn)
-        for (const CopyBy by : {CopyBy::plain, CopyBy::ahead, CopyBy::past}) {
-            const double found = best_round(threads, effort, [&](int member) {
-                // Memory that was never written is one page of zeros, which is always in the cache.
-                if (std::exchange(touched[member], 1) == 0) std::memset(source(member), 1, 2 * stride);
-                copy_by(by, source(member) + stride, source(member), bytes);
+    std::vector<unsigned> rounds(threads, 0);
+    for (int turn = 0; turn < 2; ++turn)
+        for (std::size_t i = 0; i < kinds.size(); ++i) {
+            const auto [by, is_another] = kinds[i];
+            // What one writes in a round, another one reads in the next.
+            const double found = best_round(threads, effort, [&, by = by, is_another = is_another](int member) {
+                const unsigned round = is_another ? rounds[member]++ : 0;
+                copy_by(by, array(member, round + 1), array(is_another ? (member + 1) % threads : member, round), bytes);
             });
-            double& best = seconds[static_cast<std::size_t>(by)];
-            best = std::min(best, found);
+            seconds[i] = std::min(seconds[i], found);
         }
     return seconds;
 }

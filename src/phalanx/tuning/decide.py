@@ -48,7 +48,7 @@ def decide(measured: Measured) -> list[Decision]:
         _copy_once_from(measured),
         # Each rank reads as much as it writes.
         _ahead_from(measured),
-        _long_copies("past_from", measured, 1, lambda copies: copies.past),
+        _long_copies("past_from", measured, 1, lambda copies: (copies.plain, copies.past)),
     ]
 
 
@@ -119,33 +119,25 @@ def _ahead_from(measured: Measured) -> Decision:
     if longest is not None and longest.past < longest.ahead:
         default = DEFAULTS.ahead_from
         return Decision("ahead_from", default, default, "to bypass the caches is quicker")
-    return _long_copies("ahead_from", measured, 2 * COPYING_RANKS, lambda copies: copies.ahead, as_soon=True)
+    # What a collective copies was written by another rank just before.
+    return _long_copies(
+        "ahead_from", measured, 2 * COPYING_RANKS, lambda copies: (copies.plain_of_another, copies.ahead_of_another)
+    )
 
 
 def _long_copies(
-    setting: str, measured: Measured, times: int, way: Callable[[Copies], float], *, as_soon: bool = False
+    setting: str, measured: Measured, times: int, pair: Callable[[Copies], tuple[float, float]]
 ) -> Decision:
-    """From which length on another way of copying is the better one. The setting counts bytes `times` over.
-
-    Args:
-        as_soon: Whether it is used from the shortest length on that brings a clear gain, also where a longer one brings
-            a larger gain. What is measured here are copies of a rank's own memory; of what another rank has just
-            written, which the caches of its core have, copies that ask ahead gain more, and do so sooner.
-    """
+    """From which length on another way of copying is the better one. The setting counts bytes `times` over."""
     candidates = {
         times * value: [
-            _Cell(f"copy of {size >> 20} MiB by each of {COPYING_RANKS} ranks", copies.plain, way(copies))
+            _Cell(f"copy of {size >> 20} MiB by each of {COPYING_RANKS} ranks", *pair(copies))
             for size, copies in measured.copies.items()
             if size >= value
         ]
         for value in LONG_SIZES
     }
-    default = getattr(DEFAULTS, setting)
-    for value in sorted(candidates) if as_soon else ():
-        found = _best(setting, default, {value: candidates[value]})
-        if found.chosen != default:
-            return found
-    return _best(setting, default, candidates)
+    return _best(setting, getattr(DEFAULTS, setting), candidates)
 
 
 def _spins(measured: Measured) -> Decision:

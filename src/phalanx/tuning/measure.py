@@ -38,6 +38,9 @@ class Copies(NamedTuple):
     """Asking ahead for what comes next."""
     past: float
     """By stores that bypass the caches."""
+    plain_of_another: float
+    """As memcpy does, of what another thread has just written. The others are of the thread's own memory."""
+    ahead_of_another: float
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def _copies(measured: Measured) -> _Table:
 def _long_copies(measured: Measured) -> _Table:
     rows = [[show_size(size), *map(show_seconds, copies)] for size, copies in measured.copies.items()]
     title = f"copies by each of {COPYING_RANKS} ranks at once"
-    return _Table(title, ["size", "memcpy", "asking ahead", "past the caches"], rows)
+    of_another = ["of another's: memcpy", "asking ahead"]
+    return _Table(title, ["size", "memcpy", "asking ahead", "past the caches", *of_another], rows)
 
 
 def _decisions(decisions: list[Decision]) -> _Table:
