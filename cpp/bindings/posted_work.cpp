@@ -107,6 +107,9 @@ nb::object ask(nb::handle object, const nb::str& name) {
     return found;
 }
 
+// Whether this process is a copy of the group's, which may not use it.
+bool is_forked(nb::handle group) { return ask(ask(group, names().backend), names().forked).ptr() != Py_False; }
+
 // Null for a message through MPI.
 PreparedChannelMessage* of_a_channel(nb::handle prepared) {
     static const nb::handle type = nb::type<PreparedChannelMessage>();
@@ -141,7 +144,7 @@ void note_end(nb::handle work) {
 bool move(nb::handle work) {
     const nb::object group = nb::borrow(Posted::of(work)->group), prepared = nb::borrow(Posted::of(work)->prepared);
     if (!group.is_valid() || group.is_none() || !prepared.is_valid() || prepared.is_none()) return false;
-    if (ask(ask(group, names().backend), names().forked).ptr() != Py_False || !run(prepared)) return false;
+    if (is_forked(group) || !run(prepared)) return false;
     note_end(work);
     return true;
 }
@@ -198,6 +201,7 @@ PyObject* wait(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObje
 }  // namespace
 
 nb::object phalanx::stand_in_line(nb::handle type, nb::handle group, nb::handle prepared, nb::handle result) {
+    if (is_forked(group)) return {};
     const nb::object line = ask(ask(group, names().messages), names().prepared);
     nb::object work = nb::steal(PyObject_CallNoArgs(type.ptr()));
     if (!work.is_valid()) throw nb::python_error();

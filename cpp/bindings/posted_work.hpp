@@ -5,7 +5,8 @@
 
 namespace phalanx {
 
-// The work, of that class, of a message that the fast path has prepared. From now on the message stands in line.
+// The work, of that class, of a message that the fast path has prepared. From now on the message stands in line. Not valid in a
+// forked child, where a channel may not have ended yet that a thread of the parent was using.
 nanobind::object stand_in_line(nanobind::handle type, nanobind::handle group, nanobind::handle prepared, nanobind::handle result);
 
 }  // namespace phalanx
