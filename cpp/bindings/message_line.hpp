@@ -159,6 +159,7 @@ public:
             if (!is_call_) operation_ = last_handed_over();
             throw;
         }
+        if (!is_call_ && !operation_.is_none()) forget_handed_over(operation_);  // whoever posts it has it from here
         return ended_;
     }
 
@@ -224,6 +225,10 @@ private:
     static const nb::str& lock_name() {
         static const nb::str* const name = new nb::str(interned("lock"));  // never freed, as the interpreter's own
         return *name;
+    }
+
+    static void forget_handed_over(nb::handle operation) {
+        in_interpreter([&] { nb::module_::import_("phalanx.transports.ring_channel").attr("forget_handed_over")(operation); });
     }
 
     // The handler of another signal may raise in there, and then it is not known.

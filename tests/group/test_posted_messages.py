@@ -336,6 +336,34 @@ def fork_with_messages_under_way(group: px.Group) -> list[str]:
     return said
 
 
+def fork_while_a_thread_moves_messages(group: px.Group) -> int:
+    """The group's thread takes over what nobody waits for, and has the channel in the middle of that."""
+    warm_up(group)
+    peer, refused = 1 - group.rank, 0
+    for turn in range(20):
+        work, sent = group.irecv(np.zeros(1 << 20), peer, tag=9), group.isend(np.ones(1 << 20), peer, tag=9)
+        time.sleep((turn % 5) * 0.0004)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                group.irecv(np.zeros(10), peer)
+            except px.Closed:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        refused += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        work.wait()
+        sent.wait()
+    return refused
+
+
+@over_both
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_refused_whatever_its_parent_was_doing(transport: Transport) -> None:
+    options = px.Options(transport=transport)
+    assert run_ranks(2, fork_while_a_thread_moves_messages, backend="mesh", options=options) == [20, 20]
+
+
 @over_both
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_is_refused_at_once(transport: Transport) -> None:

@@ -29,7 +29,15 @@ from .stream import Stream, StreamEnded
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
-__all__ = ["RingInbound", "RingOutbound", "all_handed_over", "bytes_of", "last_handed_over", "note_handed_over"]
+__all__ = [
+    "RingInbound",
+    "RingOutbound",
+    "all_handed_over",
+    "bytes_of",
+    "forget_handed_over",
+    "last_handed_over",
+    "note_handed_over",
+]
 
 _local = threading.local()
 
@@ -58,6 +66,11 @@ def all_handed_over() -> list[PendingTransfer]:
 def note_handed_over(operation: PendingTransfer) -> None:
     """Notes what the fast path hands over in this thread, for `last_handed_over`."""
     _local.operations = [*getattr(_local, "operations", ()), operation]
+
+
+def forget_handed_over(operation: PendingTransfer) -> None:
+    """Undoes `note_handed_over`: others would keep its memory alive with it."""
+    _local.operations = [other for other in getattr(_local, "operations", ()) if other is not operation]
 
 
 def bytes_of(array: npt.NDArray[Any]) -> memoryview:
