@@ -54,7 +54,6 @@ NAMED: Where = (UnpostedWork, "_go_on", always)
 ACCOUNTED: Where = (PreparedMessages, "_account_of", always)
 POSTED: Where = (Mailbox, "post", always)
 OPENED: Where = (sinks.ArraySink, "open", always)
-TAKEN: Where = (sinks.ArraySink, "take", always)
 FINISHED: Where = (Work, "_finish", always)
 
 
