@@ -160,6 +160,7 @@ private:
     // With the GIL held: about the time that a message takes when the other side is waiting for it.
     static constexpr int held_spins = 80;
     static constexpr std::size_t longest_object = 4 << 10;  // its structure
+    static constexpr std::size_t piece = 16 << 10;          // what is shown at once of a message that is not long
 
     template <class Mapped>
     struct Route {
@@ -314,8 +315,7 @@ private:
             std::optional<Away> away;
             if (bytes > worth_releasing) away.emplace(*route.lock, ring.bell());
             ring.put(message.head.data(), message.head.size());
-            ring.put(message.array.data, bytes);
-            ring.publish();
+            put_in_pieces(ring, message.array.data, bytes);
         }
         note("send", message);
         return true;
@@ -334,8 +334,7 @@ private:
         ring.put(head.data(), head.size());
         // What may be lent goes as a whole: a part of it in the ring would be copied twice, before the rest.
         std::size_t done = route.mapped->loans.may_lend(size) ? 0 : std::min({size, ring.room(size), worth_releasing});
-        ring.put(data, done);
-        ring.publish();
+        put_in_pieces(ring, data, done);
         if (done < size) {
             const Away away(*route.lock, ring.bell());
             route.mapped->loans.write_on(ring, data, size, done, patience_, bound);
@@ -356,10 +355,7 @@ private:
         ring.ask_for_no_byte();
         if (!await_head(ring, *route.lock, head, bound)) return waited(nb::none(), message);
         ring.skip(head.size());
-        std::size_t done = std::min({size, ring.available(size), worth_releasing});
-        ring.peek(data, done);
-        ring.skip(done);
-        ring.publish();
+        std::size_t done = take_soon(ring, data, std::min(size, worth_releasing));
         if (done < size) {
             const Away away(*route.lock, ring.bell());
             route.mapped->loans.read_on(ring, data, size, done, patience_, bound);
@@ -373,6 +369,32 @@ private:
         }
         note("recv", message);
         return nb::bool_(true);
+    }
+
+    // What there is room for, and what was put before it. The other side copies a piece while the next one comes.
+    static void put_in_pieces(RingWriter& ring, const std::byte* data, std::size_t size) noexcept {
+        for (std::size_t done = 0; done == 0 || done < size; done += piece) {
+            ring.put(data + done, std::min(piece, size - done));
+            ring.publish();
+        }
+    }
+    // Takes what is there and what comes at once, so many bytes at most. Returns how many did.
+    std::size_t take_soon(RingReader& ring, std::byte* to, std::size_t most) const noexcept {
+        const int spins = std::min(held_spins, patience_.spins);
+        std::size_t done = 0;
+        for (int looks = 0; looks <= spins; ++looks) {
+            const std::size_t count = std::min(most - done, ring.available(1));
+            if (count > 0 || looks == 0) {  // what was skipped before is told with the first piece
+                ring.peek(to + done, count);
+                ring.skip(count);
+                ring.publish();
+                done += count;
+                looks = 0;
+            }
+            if (done == most) break;
+            relax();
+        }
+        return done;
     }
 
     // Waits for the next frame from a rank; `use(header, description, ring)` if it is of this kind, has this tag, and a

@@ -14,6 +14,7 @@
 #include "crew.hpp"
 #include "long_copy.hpp"
 #include "segment.hpp"
+#include "turns.hpp"
 
 namespace phalanx {
 
@@ -56,7 +57,7 @@ public:
         for (const Load& load : loads_) total += load.bytes;
         const int helpers = crew_.helpers_for(total, s_.thresholds().worth_helping);
         if (helpers == 0)
-            for (Load& load : loads_) load.missed = !carry(load, 0);
+            carry_by_turns();
         else
             share(total, helpers);
         for (const Load& load : loads_)
@@ -72,6 +73,18 @@ private:
         std::vector<Load>& loads;
         ~Emptying() { loads.clear(); }
     };
+
+    void carry_by_turns() noexcept {
+        backwards_ = !backwards_;
+        if (!backwards_) {
+            for (Load& load : loads_) load.missed = !carry(load, 0);
+            return;
+        }
+        for (auto load = loads_.rbegin(); load != loads_.rend(); ++load)
+            each_piece(load->bytes, backward_piece(load->bytes), true, [&](std::size_t from, std::size_t size) {
+                load->missed = load->missed || !carry(load->part(from, size), 0);
+            });
+    }
 
     bool carry(const Load& load, int hand) noexcept {
         if (load.from != nullptr) {
@@ -115,6 +128,7 @@ private:
     Crew& crew_;
     std::array<Scratch, Crew::largest + 1> scratch_;  // of each hand, once it has used it
     std::vector<Load> loads_;
+    bool backwards_ = true;  // the last time that no helper was called
 };
 
 }  // namespace phalanx

@@ -43,20 +43,35 @@ public:
     // Whether to lend now. Each way is tried first, and the slower one again now and then.
     bool is_loan() noexcept {
         const bool quicker = loan_ <= ring_;
-        return loan_ != 0 && ring_ != 0 && ++choices_ % 16 == 0 ? !quicker : quicker;
+        if (loan_ == 0 || ring_ == 0 || ++choices_ < pause_) return quicker;
+        choices_ = 0;
+        pause_ = quicker == was_quicker_ ? std::min(2 * pause_, longest_pause()) : shortest_pause;
+        was_quicker_ = quicker;
+        return !quicker;
     }
 
     // So long it took to send so many bytes. `whole`: all of them went; else the rest takes about as long again.
     void note(bool loan, std::size_t bytes, std::int64_t ns, bool whole) noexcept {
         const double cost = static_cast<double>(whole ? ns : 2 * ns) / static_cast<double>(bytes);
         double& known = loan ? loan_ : ring_;
-        known = known == 0 ? cost : known + (cost - known) / 4;
+        // One that took long may have met a busy moment, and the way that is not taken is not seen again for long.
+        known = known == 0 ? cost : known + (cost - known) / (cost < known ? 2 : 4);
     }
 
 private:
+    static constexpr unsigned shortest_pause = 16;
+
+    // The tries may cost a hundredth of the time in the long run.
+    unsigned longest_pause() const noexcept {
+        const double lost = std::max(loan_, ring_) / std::min(loan_, ring_) - 1;
+        return static_cast<unsigned>(std::clamp(100 * lost, double{shortest_pause}, 1024.0));
+    }
+
     double loan_ = 0;  // ns for a byte
     double ring_ = 0;
-    unsigned choices_ = 0;
+    bool was_quicker_ = false;  // a loan was, at the last try
+    unsigned pause_ = shortest_pause;  // choices from one try to the next
+    unsigned choices_ = 0;             // since the last one
 };
 
 // The sender's side. One loan at a time.

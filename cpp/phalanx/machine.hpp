@@ -20,6 +20,7 @@
 #include "long_copy.hpp"
 #include "reduce.hpp"
 #include "team.hpp"
+#include "turns.hpp"
 
 namespace phalanx {
 
@@ -87,8 +88,9 @@ inline bool read_by_address(std::byte* to, const std::byte* from, std::size_t by
 
 }  // namespace detail
 
-// The fewest seconds in which `threads` threads do a movement, each an even part of it, at the same time. Every byte that
-// must be is read once and written once, and no thread waits for another. Infinite where the mover cannot do it.
+// The fewest seconds in which `threads` threads would do a movement if they shared it out by their speeds, which each shows with
+// an even part of it, at the same time. Every byte that must be is read once and written once, and no thread waits for another.
+// Infinite where the mover cannot do it.
 inline double time_movement(const Movement& movement, Mover mover, int threads, const Effort& effort) {
     const bool one_source = movement.reads == 1 && !movement.in_place;
     const bool by_tiles = mover != Mover::whole && mover != Mover::by_address;
@@ -114,12 +116,8 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
         const std::size_t step = by_tiles ? tile : std::max<std::size_t>(each, 1);
         std::vector<const std::byte*> sources(movement.reads);
         alignas(64) std::byte total[detail::tile_bytes];
-        // Forwards and backwards by turns: what a cache has kept of the end of the round before is read first.
-        const bool backwards = rounds[member]++ % 2 == 1;
-        const std::size_t steps = (end - begin + step - 1) / step;
-        for (std::size_t k = 0; k < steps; ++k) {
-            const std::size_t at = begin + (backwards ? steps - 1 - k : k) * step;
-            const std::size_t bytes = std::min(step, end - at);
+        each_piece(end - begin, step, rounds[member]++ % 2 == 1, [&](std::size_t done, std::size_t bytes) {
+            const std::size_t at = begin + done;
             const std::byte* result = base + at;
             if (movement.reads > 1) {
                 for (int i = 0; i < movement.reads; ++i) sources[i] = base + i * stride + at;
@@ -136,9 +134,9 @@ inline double time_movement(const Movement& movement, Mover mover, int threads, 
                     copy_by(by, to, result, bytes);
                 }
             }
-        }
+        });
     };
-    const double seconds = best_round(threads, effort, move);
+    const double seconds = best_round(threads, effort, move, if_shared_out);
     return refused.load() ? std::numeric_limits<double>::infinity() : seconds;
 }
 

@@ -229,21 +229,18 @@ private:
     }
     std::size_t tiles_of(std::size_t bytes) const noexcept { return (bytes + far_tile(bytes) - 1) / far_tile(bytes); }
 
-    // Tile by tile, so that the result is copied to the others while it is in the cache. Forwards and backwards by turns: what a
-    // cache has kept of the end of the call before is read first.
+    // Tile by tile, so that the result is copied to the others while it is in the cache; by turns (turns.hpp).
     template <class Place>
     void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
         backwards_ = !backwards_;
         share_sum(end - begin, [&](std::size_t from, std::size_t size, const std::byte** sources) {
-            const std::size_t tiles = (size + tile - 1) / tile;
-            for (std::size_t k = 0; k < tiles; ++k) {
-                const std::size_t at = from + (backwards_ ? tiles - 1 - k : k) * tile;
-                const std::size_t bytes = std::min(tile, from + size - at);
-                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + begin + at;
-                std::byte* to = place(root < 0 ? rank() : root) + begin + at;
+            each_piece(size, tile, backwards_, [&](std::size_t done, std::size_t bytes) {
+                const std::size_t at = begin + from + done;
+                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + at;
+                std::byte* to = place(root < 0 ? rank() : root) + at;
                 combine(to, sources, bytes, how);
-                if (root < 0) each_other([&](int r) { copy(place(r) + begin + at, to, bytes); });
-            }
+                if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
+            });
         });
     }
 

@@ -19,15 +19,15 @@ from tests.group.helped import helped, helpers
 import phalanx as px
 from phalanx import _native
 from phalanx.testing import faults, run_ranks
-from phalanx.transports.lending import LEND_TO_SEVERAL_FROM
+from phalanx.transports.lending import LEND_FROM
 
 pytestmark = [
     pytest.mark.skipif(not _native.available, reason="rings need the core (PHALANX_PURE is set)"),
     pytest.mark.skipif(not siblings_can_read(), reason="this machine lets no process read another's memory"),
 ]
 
-LONG = LEND_TO_SEVERAL_FROM // 4
-"""Elements of 4 bytes that may be lent."""
+LONG = (1 << 20) // 4
+"""Elements of 4 bytes that may be lent, do not fit into a ring, and are worth help."""
 
 
 def ring_to(group: px.Group, rank: int) -> Any:
@@ -189,7 +189,7 @@ def refused_here(group: px.Group) -> tuple[int, int]:
 def test_a_receiver_that_may_not_read_gets_them_through_the_ring() -> None:
     first, second = run_ranks(2, refused_here, backend="mesh")
     assert first == (0, 0)  # it was told, and lends no more
-    assert second[0] == LEND_TO_SEVERAL_FROM
+    assert second[0] == LEND_FROM
     assert second[1] > 0
 
 

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Lending", "lending_with"]
 
-LEND_FROM = 2 << 20
-"""Bytes of a payload from which a copy less gains more than it takes to arrange."""
-LEND_TO_SEVERAL_FROM = 1 << 20
-"""The same where threads help the one that reads: `worth_helping` of cpp/phalanx/lending.hpp."""
+LEND_FROM = 256 << 10
+"""Bytes of a payload from which a copy less may gain more than it takes to arrange: both ways are tried then."""
 LEND_IN_EXCHANGES_FROM = 128 << 10
 """The same of a message whose sender receives another at the same time: neither core is idle then."""
 LEND_FOR = 20e-3
@@ -53,5 +51,4 @@ def lending_with(spare_cores: int, crew: Crew | None) -> Lending:
     """
     if current(0.0).copy_once_from >= NEVER:
         return NOTHING
-    lend_from = LEND_TO_SEVERAL_FROM if spare_cores > 0 else LEND_FROM
-    return Lending(lend_from, LEND_FOR, min(spare_cores, MOST_HELPERS), crew, LEND_IN_EXCHANGES_FROM)
+    return Lending(LEND_FROM, LEND_FOR, min(spare_cores, MOST_HELPERS), crew, LEND_IN_EXCHANGES_FROM)

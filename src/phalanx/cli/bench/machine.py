@@ -2,8 +2,9 @@
 
 A limit is measured, not computed. Threads of this process do what the operation cannot do without: they read every
 byte of its inputs once and write every byte of its outputs once, each an even part of them, at the same time. No thread
-waits for another, nothing is copied that need not be, and every array lies where all can reach it. The fastest of
-several ways and of all tries is the limit: no way between processes does less.
+waits for another, nothing is copied that need not be, and every array lies where all can reach it. The time is what it
+would be if faster threads took more than slower ones. The fastest of several ways and of all tries is the limit: no way
+between processes does less.
 """
 
 from __future__ import annotations

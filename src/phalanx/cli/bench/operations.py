@@ -8,6 +8,7 @@ input of reduce_scatter, all_to_all and scatter. Where it is cut by rank, it is 
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -55,14 +56,25 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+_HUGE_PAGE = 2 << 20
+_IN_HUGE_PAGES = 4 << 20
+"""Bytes of an array for which NumPy asks for huge pages."""
+
+
 def aligned_array(count: int, dtype: np.dtype[Any]) -> Array:
     """An array that begins with a page of memory: copies between arrays that lie differently take up to a fifth longer.
 
-    NumPy's own lie where there was room, so that it would be a matter of luck which contender has the better ones.
+    NumPy's own lie where there was room, so that it would be a matter of luck which contender has the better ones. So
+    would be how much of a long one lies in huge pages, for which NumPy asks as well.
     """
-    memory = np.empty(count * dtype.itemsize + mmap.PAGESIZE, np.uint8)
-    begin = -memory.ctypes.data % mmap.PAGESIZE
-    return memory[begin : begin + count * dtype.itemsize].view(dtype)
+    size = count * dtype.itemsize
+    page = mmap.PAGESIZE if size < _IN_HUGE_PAGES else _HUGE_PAGE
+    memory = mmap.mmap(-1, -(-size // page) * page + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux" and page == _HUGE_PAGE:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array: Array = np.frombuffer(memory, np.uint8)
+    begin = -array.ctypes.data % page
+    return array[begin : begin + size].view(dtype)
 
 
 def item_size(dtype: str) -> int:
