@@ -227,10 +227,11 @@ private:
     static constexpr std::size_t worth_cutting = 512 << 10;
     // From here on one rank reads what another has for it alone in a broadcast.
     static constexpr std::size_t worth_reading_alone = 64 << 10;
-    // From here on several ranks read the parts of a scatter where they lie.
+    // From here on several ranks read the parts of a scatter where they lie, and from half of it where they share cores: they do
+    // so one after another.
     static constexpr std::size_t worth_reading_parts = 512 << 10;
     // Up to here the root of a scatter copies parts into the slots of those who read them, where ranks share cores.
-    static constexpr std::size_t most_at_readers = 128 << 10;
+    static constexpr std::size_t most_at_readers = 64 << 10;
     // From here on NumPy asks for large pages.
     static constexpr std::size_t in_large_pages = 4 << 20;
     // From here on a copy of what another rank has just written, and the caches have, may bypass them.
@@ -252,6 +253,7 @@ private:
     bool root_gathers_by_address(std::size_t longest) const noexcept {
         const Thresholds& sizes = s_.thresholds();
         const bool in_pieces = !has_helpers() && longest >= sizes.gather_in_pieces_from;
+        if (s_.crowded() && ranks() > 2) return s_.reads_peers() && longest >= sizes.crowded_gather_at_home_from;
         return is_helped(ranks() * longest) || (gathers_by_address(longest) && longest >= sizes.gather_at_home_from && !in_pieces);
     }
 
@@ -268,7 +270,8 @@ private:
     // The same for the parts that one rank has for all others: it need not copy them, and each reads its own. Several that do so
     // at once stand in each other's way in its page tables, so all parts together have to be long.
     bool parts_by_address(std::size_t each) const noexcept {
-        return ranks() == 2 ? s_.copies_once(each) : s_.reads_peers() && (ranks() - 1) * each >= worth_reading_parts;
+        if (ranks() == 2) return s_.copies_once(each);
+        return s_.reads_peers() && (ranks() - 1) * each >= worth_reading_parts / (s_.crowded() ? 2 : 1);
     }
 
     // So many ranks do not read their part where it lies, although they could: the root copies theirs into its slot while it

@@ -139,14 +139,16 @@ struct Thresholds {
     std::size_t copy_once_from = never;
     // But a gather reads only parts of these lengths there, unless threads help. Shorter and longer ones go through the slots:
     // while its root copies, the other copies the next part, or the next piece, which stays in the caches. The measurement that
-    // stands for all operations knows no such lengths.
+    // stands for all operations knows no such lengths. More than two ranks that share cores have none for that.
     std::size_t gather_at_home_from = 128 << 10;
 #if defined(__aarch64__)
     std::size_t gather_in_pieces_from = 512 << 10;
     std::size_t all_gather_in_pieces_from = 2 << 20;
+    std::size_t crowded_gather_at_home_from = never;
 #else
     std::size_t gather_in_pieces_from = 2 << 20;
     std::size_t all_gather_in_pieces_from = never;
+    std::size_t crowded_gather_at_home_from = 128 << 10;
 #endif
     // Bytes that all ranks together read and write in an operation from which their copies ask ahead for what comes next.
     std::size_t ahead_from = never;
