@@ -334,7 +334,7 @@ private:
         if (in_ != nullptr) stay.emplace(*in_);
         const FramePipe::Rings rings = open_rings();
         if (rings_closed()) return nullptr;
-        for (bool waited = false;; waited = true) {
+        for (int waits = 0;; ++waits) {
             bool whole = false;
             const CallHeader* found = pipe_.front(whole);
             if (found != nullptr) {
@@ -344,7 +344,9 @@ private:
                 if (!wanted || !pipe_.fits(found->head)) return nullptr;
             }
             if (whole) return found;
-            if (waited || (!pipe_.receive(rings, 0) && !come_later(rings, look, wait, waker, false))) return nullptr;
+            // Where a part is here, the rest is on its way.
+            if (waits > 1 || (waits == 1 && found == nullptr)) return nullptr;
+            if (!pipe_.receive(rings, 0) && !come_later(rings, look, waits == 0 ? wait : 0, waker, false)) return nullptr;
         }
     }
 

@@ -143,6 +143,7 @@ public:
 
     // As many bytes of these parts as go now. Looks for room for `patience` at a time, and then sleeps for `stay` at a time.
     std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns, std::int64_t stay_ns = 0) {
+        const bool is_long = detail::total(parts.data(), parts.size()) > piece;
         std::size_t sent = 0;
         std::int64_t since = 0;
         while (!parts.empty() && ended_ == 0) {
@@ -150,7 +151,7 @@ public:
             if (rings.out == nullptr)
                 count = put(parts);
             else if (unannounced_ == 0 || announce_rest(*rings.out))
-                count = put(*rings.out, parts, piece_for(*rings.out, sent == 0));
+                count = put(*rings.out, parts, piece_for(*rings.out, is_long && sent == 0));
             sent += count;
             if (count != 0) {
                 drop(parts, count);
@@ -359,7 +360,7 @@ public:
 
 private:
     static constexpr std::size_t piece = 64 << 10;       // what is copied at a time, so that the other side goes on meanwhile
-    static constexpr std::size_t first_piece = 4 << 10;  // the head of a frame: the other side makes room for the payload
+    static constexpr std::size_t first_piece = 4 << 10;  // of what is long, the head: the other side makes room for the payload
 
     static constexpr std::int64_t turn_ns = 4'000'000;   // about what the kernel gives to one thread while others wait
 

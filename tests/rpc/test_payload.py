@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
+from phalanx.rpc import array_words
 from phalanx.rpc.payload import (
     MAX_NAME,
     NOT_FAST,
@@ -35,7 +36,8 @@ from phalanx.rpc.payload import (
     plan_call,
     plan_value,
 )
-from phalanx.wire import codec
+from phalanx.wire import codec, near_arrays
+from phalanx.wire.near_arrays import NEAR
 from phalanx.wire.packing import PLAIN, Code
 
 LIMITS = Limits()
@@ -148,6 +150,7 @@ class TestValues:
             assert same(receive_value(out), sent)
 
     @pytest.mark.parametrize("value", QUICK + SLOW + LISTS, ids=lambda value: type(value).__name__)
+    @pytest.mark.usefixtures("no_array_is_near")
     def test_both_ways_write_the_same_bytes(self, value: Any) -> None:
         assert encode_value(value, LIMITS).head == codec.encode(value).head
         call = encode_call("f", 7, 1.5, (value, 1), {"k": value}, LIMITS)
@@ -179,6 +182,71 @@ class TestValues:
                 encode_call("f", 0, 1.0, (value,), {}, small)
 
 
+@pytest.fixture
+def no_array_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones go as long ones do."""
+    monkeypatch.setattr(array_words, "NEAR", 0)
+
+
+class TestShortArrays:
+    """They are in the head."""
+
+    @pytest.mark.parametrize("shape", [(1,), (3, 4, 5), (1,) * 32, (NEAR,), (2, 1, 64)], ids=str)
+    @pytest.mark.parametrize("dtype", "bBhHiIqQefd")
+    def test_round_trip(self, shape: tuple[int, ...], dtype: str) -> None:
+        array = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
+        out = encode_call("f", 3, 2.0, (1, array), {"k": array}, LIMITS)
+        found = receive_call(out)
+        assert same(found, ("f", 3, 2.0, [1, array], {"k": array}))
+        assert found[3][1].flags.writeable
+        assert found[3][1].ctypes.data % 64 == 0
+        assert same(receive_value(encode_value(array, LIMITS)), array)
+
+    def test_all_of_a_head_together_are_short(self) -> None:
+        half = np.arange(NEAR // 2, dtype=np.uint8)
+        for count, near in ((1, 1), (2, 2), (3, 2), (7, 2)):
+            out = encode_call("f", 0, 1.0, (half,) * count, {}, LIMITS)
+            assert out.payload == sum(map(len, out.buffers)) == (count - near) * len(half)
+            assert (fast_call(out.head) is NOT_FAST) == (count > near)
+            assert same(receive_call(out)[3], [half] * count)
+
+    def test_the_memory_of_the_message_is_not_kept(self) -> None:
+        head = bytearray(encode_value(ARRAY, LIMITS).head)
+        found = fast_value(head)
+        head[:] = bytes(len(head))
+        assert same(found, ARRAY)
+
+    def test_malformed(self) -> None:
+        whole = bytes(near_arrays.array_near(ARRAY).data)
+        words = pack((8, (2,), "<f4", False))
+        wrong = [
+            *(whole[:end] for end in range(len(whole))),
+            whole + b"x",
+            bytes([200]) + whole[1:],
+            bytes([len(words)]) + words.replace(b"f4", b"O8") + bytes(8),
+            bytes([len(words)]) + words.replace(b"\x02", b"\x03") + bytes(8),
+            bytes([len(words)]) + words[:-1] + b"\xc3" + bytes(8),
+        ]
+        for data in wrong:
+            for value in (Ext(Code.NEAR_ARRAY, data), [Ext(Code.NEAR_ARRAY, data)]):
+                assert fast_value(pack(value)) is NOT_FAST
+                with pytest.raises(InvalidMessage, match="array in the head of an object is malformed"):
+                    plan_value(pack(value), 0, LIMITS)
+                call = pack(("f", 0, 1.0, [value], {}))
+                assert fast_call(call) is NOT_FAST
+                with pytest.raises(InvalidMessage, match="array in the head of an object is malformed"):
+                    plan_call(call, 0, LIMITS)
+
+    def test_anywhere_in_an_object(self) -> None:
+        near = near_arrays.array_near(ARRAY)
+        for sent, expected in (([near, (1,)], [ARRAY, [1]]), ({"a": [near]}, {"a": [ARRAY]})):
+            assert same(fast_value(pack(sent)), expected)
+            assert same(plan_value(pack(sent), 0, LIMITS).build(), expected)
+        with pytest.raises(InvalidMessage):  # it can be no key
+            plan_value(pack(Ext(Code.DICT, pack([near, 1]))), 0, LIMITS)
+
+
+@pytest.mark.usefixtures("no_array_is_near")
 class TestArraysAsArguments:
     """They go a short way of their own, which must not be told from the general one."""
 
@@ -440,6 +508,7 @@ class TestMalformed:
         assert fast_call(prefix + nested(63) + b"\x80") is NOT_FAST
         assert fast_call(prefix + b"\x90\x81\xa1k" + nested(63)) is NOT_FAST
 
+    @pytest.mark.usefixtures("no_array_is_near")
     def test_payload_of_another_size(self) -> None:
         out = encode_call("f", 0, 1.0, (ARRAY,), {}, LIMITS)
         for size in (0, out.payload - 1, out.payload + 1, 2**40, -1):

@@ -322,7 +322,9 @@ def comes_while_one_link_is_served(agent: Agent) -> Any:
         assert agent.call(1, "echo", 1) == 1
         agent.join()
         agent.join()
-        until(lambda: agent.call(1, "looked", np.ones(10)), "the look")  # it has a payload: the thread looks, mostly
+        until(
+            lambda: agent.call(1, "looked", np.ones(10_000)), "the look"
+        )  # it has a payload: the thread looks, mostly
         return None
     agent.join()
     [link] = agent._connections.servers

@@ -204,7 +204,7 @@ class TestPlainData:
             (dt.date(2024, 2, 29), "c7 06 0a 93 cd07e8 02 1d"),
             (np.float32(1), "c7 0b 10 92 a33c6634 c404 0000803f"),
             (np.array([[1, 2]], "<i2"), "c7 0a 11 94 04 920102 a33c6932 c2"),
-            (b"x" * 20_000, "c7 05 13 92 cd4e20 00"),
+            (b"x" * 60_000, "c7 05 13 92 cdea60 00"),
         ],
     )
     def test_golden_bytes(self, value: Any, head: str) -> None:

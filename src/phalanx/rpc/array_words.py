@@ -1,8 +1,8 @@
 """The short way for arrays that are arguments, keywords or results themselves, which most long messages are.
 
 The codec walks a message and describes each array anew. Here the words for an array of one dtype and shape are kept,
-and those that came are looked up. An array inside a list or an object, and all that is not as it should be, goes the
-general way, which says what is wrong. Both ways write the same bytes, and read the same arrays.
+and those that came are looked up. Short arrays go in the head itself (`near_arrays`). An array inside a list or an
+object, and all that is not as it should be, goes the general way, which says what is wrong, and reads the same arrays.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..errors import ProtocolError
 from ..wire import dtypes
+from ..wire.near_arrays import COMMON, NEAR, array_near, read_near
+from ..wire.near_arrays import read_words as _read_array
 from ..wire.packing import ALIGN, INLINE, SIMPLE, Code, pack
 
-__all__ = ["ArrayPart", "allocate", "find_arrays", "put_arrays", "read_words"]
+__all__ = ["ArrayPart", "find_arrays", "put_arrays", "read_words"]
 
 _Ext = msgspec.msgpack.Ext
-_DTYPES = {np.dtype(char).str: np.dtype(char) for char in "bBhHiIqQefd"}
-"""Dtypes whose every value is valid, by their descriptions."""
-_KNOWN = frozenset(_DTYPES.values())
-_PADDING = memoryview(bytes(ALIGN))
+_KNOWN = frozenset(COMMON.values())
 _LONGEST_WORDS = 128
-_array = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...], str, bool]).decode
+_PADDING = memoryview(bytes(ALIGN))
 
 read_words = msgspec.msgpack.Decoder().decode
 """Reads a head, with the words for its arrays where they are."""
@@ -55,6 +53,7 @@ def put_arrays(values: Iterable[Any], buffers: list[memoryview]) -> list[Any] | 
     None if one of them is neither plain nor an array of the common kinds; then `buffers` is of no use.
     """
     words: list[Any] = []
+    near = NEAR
     for value in values:
         kind = type(value)
         if kind in SIMPLE or (kind is bytes and len(value) <= INLINE):
@@ -65,6 +64,10 @@ def put_arrays(values: Iterable[Any], buffers: list[memoryview]) -> list[Any] | 
         dtype, shape = value.dtype, value.shape
         if dtype not in _KNOWN or not shape or not value.size or not value.flags.c_contiguous:
             return None
+        if value.nbytes <= near:
+            near -= value.nbytes
+            words.append(array_near(value))
+            continue
         gap = -sum(map(len, buffers)) % ALIGN if buffers else 0
         if gap:
             buffers.append(_PADDING[:gap])
@@ -91,7 +94,14 @@ def find_arrays(holder: Any, items: Iterable[tuple[Any, Any]], parts: list[Array
         kind = type(value)
         if kind in SIMPLE or kind is bytes:
             continue
-        if kind is not _Ext or value.code != Code.ARRAY or len(value.data) > _LONGEST_WORDS:
+        if kind is not _Ext:
+            return -1
+        if value.code == Code.NEAR_ARRAY:
+            holder[key] = read_near(memoryview(value.data))
+            if holder[key] is None:
+                return -1
+            continue
+        if value.code != Code.ARRAY or len(value.data) > _LONGEST_WORDS:
             return -1
         nbytes, shape, dtype = _read_array(bytes(value.data))
         if dtype is None:
@@ -100,23 +110,3 @@ def find_arrays(holder: Any, items: Iterable[tuple[Any, Any]], parts: list[Array
         parts.append(ArrayPart(holder, key, shape, dtype, offset))
         offset += nbytes
     return offset
-
-
-@functools.lru_cache(maxsize=256)
-def _read_array(words: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any] | None]:
-    """Bytes, shape and dtype of an array, if the words for it are right and it is of a common kind."""
-    try:
-        nbytes, shape, description, fortran = _array(words)
-        dtype = _DTYPES.get(description)
-        if dtype is not None and not fortran and 0 < nbytes == dtypes.count_bytes(shape, dtype.itemsize):
-            return nbytes, shape, dtype
-    except (msgspec.MsgspecError, ValueError, ProtocolError):
-        pass  # the general way will say so
-    return 0, (), None
-
-
-def allocate(payload_bytes: int) -> memoryview:
-    """So many writable bytes, which begin at a multiple of 64."""
-    memory = np.empty(payload_bytes + ALIGN, np.uint8)
-    start = -memory.__array_interface__["data"][0] % ALIGN
-    return memory[start : start + payload_bytes].data

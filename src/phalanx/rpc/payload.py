@@ -29,9 +29,10 @@ from ..arguments import shown
 from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
-from ..wire.packing import INLINE, pack, pack_plain
+from ..wire.near_arrays import read_near
+from ..wire.packing import INLINE, Code, allocate, pack, pack_plain
 from ..wire.unpacking import HeadReader, check_depth
-from .array_words import ArrayPart, allocate, find_arrays, put_arrays, read_words
+from .array_words import ArrayPart, find_arrays, put_arrays, read_words
 
 __all__ = [
     "MAX_NAME",
@@ -199,14 +200,17 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
 
 
 class _Extension(Exception):
-    """The message contains an extension of MessagePack, which only the general path reads."""
+    """The message contains an extension of MessagePack that only the general path reads."""
 
 
-def _no_extension(_code: int, _data: memoryview) -> NoReturn:
-    raise _Extension
+def _near_array(code: int, data: memoryview) -> Any:
+    array = read_near(data) if code == Code.NEAR_ARRAY else None
+    if array is None:
+        raise _Extension
+    return array
 
 
-_decode_value = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
+_decode_value = msgspec.msgpack.Decoder(ext_hook=_near_array).decode
 _CALL = tuple[
     Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)],
     Annotated[int, msgspec.Meta(ge=0)],
@@ -214,7 +218,7 @@ _CALL = tuple[
     list[Any],
     dict[str, Any],
 ]
-_decode_call = msgspec.msgpack.Decoder(_CALL, ext_hook=_no_extension).decode
+_decode_call = msgspec.msgpack.Decoder(_CALL, ext_hook=_near_array).decode
 _read_call_words = msgspec.msgpack.Decoder(_CALL).decode
 
 

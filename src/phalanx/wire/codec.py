@@ -27,7 +27,7 @@ import numpy as np
 from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
-from .packing import ALIGN, INLINE, SIMPLE, CannotSend, HeadWriter, Limits, Structs, pack, pack_plain
+from .packing import INLINE, SIMPLE, CannotSend, HeadWriter, Limits, Structs, allocate, pack, pack_plain
 from .unpacking import HeadReader, Part, check_depth, read_plain
 
 __all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
@@ -131,9 +131,7 @@ class DecodePlan:
         """Memory for the payload: `payload_bytes` writable bytes that begin at a multiple of 64."""
         if not self.payload_bytes:
             return memoryview(bytearray())
-        memory = np.empty(self.payload_bytes + ALIGN, np.uint8)
-        start = -memory.__array_interface__["data"][0] % ALIGN
-        return memory[start : start + self.payload_bytes].data
+        return allocate(self.payload_bytes)
 
     def build(self, target: memoryview | bytearray | None = None) -> Any:
         """The object. Its arrays are views of the target, which is theirs from now on. To be called once.

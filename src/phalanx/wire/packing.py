@@ -45,7 +45,7 @@ ALIGN = 64
 SIMPLE = frozenset({type(None), bool, int, float, str})
 """Exactly these types MessagePack gives back as they were. A container of nothing else is left to msgspec as it is."""
 COMPLEX = struct.Struct("<dd")
-INLINE = 16 << 10
+INLINE = 48 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
 
 PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
@@ -91,6 +91,13 @@ The same bytes as those of a `HeadWriter`.
 """
 
 
+def allocate(payload_bytes: int) -> memoryview:
+    """So many writable bytes, which begin at a multiple of `ALIGN`."""
+    memory = np.empty(payload_bytes + ALIGN, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGN
+    return memory[start : start + payload_bytes].data
+
+
 class Code:
     """The MessagePack extensions; no enum, because msgspec wants a plain int. The numbers are the wire."""
 
@@ -120,6 +127,8 @@ class Code:
     PICKLE = 20
     TYPED = 21
     """A dataclass, Struct, named tuple or member of an enum: its type's name, and what it is as plain data."""
+    NEAR_ARRAY = 22
+    """With its bytes in the head: `near_arrays`."""
 
 
 class Blob:

@@ -19,6 +19,7 @@ from phalanx.errors import PhalanxError, ProtocolError, UsageError
 from phalanx.exception_text import describe
 
 from . import dtypes
+from .near_arrays import read_near
 from .packing import ALIGN, COMPLEX, Blob, Code, Limits
 
 __all__ = ["HeadReader", "Part", "check_depth", "read_plain"]
@@ -155,6 +156,12 @@ class HeadReader:
         self._count(nbytes, shape, dtype.itemsize)
         return self._place(nbytes, _Array, _make_array, dtype, shape, fortran)
 
+    def near_array(self, data: memoryview) -> Any:
+        array = read_near(data)
+        if array is None:
+            raise ProtocolError("an array in the head of an object is malformed")
+        return array
+
     def tensor(self, data: memoryview) -> Any:
         if self._made is not None:  # it was checked
             return next(self._made)
@@ -270,6 +277,7 @@ _READERS: dict[int, Callable[[HeadReader, memoryview], Any]] = {
     Code.UUID: lambda r, data: uuid.UUID(bytes=bytes(data)),
     Code.SCALAR: HeadReader.scalar,
     Code.ARRAY: HeadReader.array,
+    Code.NEAR_ARRAY: HeadReader.near_array,
     Code.TENSOR: HeadReader.tensor,
     Code.BLOB: HeadReader.blob,
     Code.PICKLE: HeadReader.pickle,
