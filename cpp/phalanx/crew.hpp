@@ -70,8 +70,9 @@ public:
     }
 
     // Calls `work(piece, hand)` once for each piece, in this thread, whose hand is 0, and in up to so many others. Each hand has a
-    // lot of pieces that follow each other, the same ones the next time: its core has them in its cache, and nobody else's has.
-    // Who is done with its own takes on those of others. Returns when all are done. `work` must not throw.
+    // lot of pieces that follow each other, the same ones the next time, forwards and backwards by turns (turns.hpp): its core has
+    // them in its cache, and nobody else's has. Who is done with its own takes on those of others. Returns when all are done.
+    // `work` must not throw.
     template <class Work>
     void share(std::size_t pieces, int helpers, Work& work) {
         const int wanted = static_cast<int>(std::min<std::size_t>(std::min({helpers, most_, trusted_}), pieces > 0 ? pieces - 1 : 0));
@@ -219,25 +220,28 @@ private:
     }
 
     struct alignas(64) Lot {
-        Shared<std::size_t> next{0};
-        std::size_t end = 0;
+        Shared<std::size_t> taken{0};
+        std::size_t begin = 0;
+        std::size_t pieces = 0;
     };
 
     void deal_out(std::size_t pieces) noexcept {
         hands_ = static_cast<std::size_t>(std::popcount(hired_)) + 1;
         for (std::size_t hand = 0; hand < hands_; ++hand) {
-            lots_[hand].next.store(pieces * hand / hands_, std::memory_order_relaxed);
-            lots_[hand].end = pieces * (hand + 1) / hands_;
+            lots_[hand].taken.store(0, std::memory_order_relaxed);
+            lots_[hand].begin = pieces * hand / hands_;
+            lots_[hand].pieces = pieces * (hand + 1) / hands_ - lots_[hand].begin;
         }
     }
 
     void do_pieces(int hand) noexcept {
+        const bool backwards = turns_ % 2 == 1;
         for (std::size_t i = 0; i < hands_; ++i) {
             Lot& lot = lots_[(static_cast<std::size_t>(hand) + i) % hands_];
             for (;;) {
-                const std::size_t piece = lot.next.fetch_add(1, std::memory_order_relaxed);
-                if (piece >= lot.end) break;
-                do_piece_(work_, piece, hand);
+                const std::size_t k = lot.taken.fetch_add(1, std::memory_order_relaxed);
+                if (k >= lot.pieces) break;
+                do_piece_(work_, lot.begin + (backwards ? lot.pieces - 1 - k : k), hand);
             }
         }
     }

@@ -262,7 +262,7 @@ private:
     // where copies ask ahead, which the kernel's do not.
     bool broadcasts_by_address(std::size_t bytes) const noexcept {
         const auto readers = static_cast<std::size_t>(ranks() - 1);
-        if (readers > 1) return is_helped(bytes, 4 * readers);
+        if (readers > 1) return is_helped(bytes, readers);
         if (is_helped(2 * bytes)) return true;
         return !s_.crowded() && by_ != CopyBy::ahead && bytes >= worth_reading_alone && s_.copies_once(bytes / 2);
     }
