@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <new>
 
 #ifndef Py_TPFLAGS_METHOD_DESCRIPTOR
 #define Py_TPFLAGS_METHOD_DESCRIPTOR (1UL << 17)
@@ -17,6 +18,23 @@
 namespace phalanx {
 
 namespace nb = nanobind;
+
+// What `call()` returns: a new reference, or null for an error that Python knows already. What it throws is raised in Python, and
+// `thrown()` is called then.
+template <class Call, class Thrown>
+PyObject* raising(Call call, Thrown thrown) {
+    try {
+        return call();
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    thrown();
+    return nullptr;
+}
 
 // `Own` is what the kind of method knows beside the function. `Own(function)` raises for one that it is not for.
 template <class Own>

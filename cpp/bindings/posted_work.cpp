@@ -181,21 +181,14 @@ PyObject* wait(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObje
     const bool is_usual = kwnames == nullptr ? count == 1 || count == 2 : count == 1 && is_named;
     if (!is_usual || PyObject_TypeCheck(args[0], reinterpret_cast<PyTypeObject*>(posted_type().ptr())) == 0)
         return PyObject_Vectorcall(method->function, args, nargsf, kwnames);
-    try {
+    const auto call = [&]() -> PyObject* {
         if (is_long(is_named || count == 2 ? args[1] : nullptr) && move(args[0])) {
             PyObject* const result = Posted::of(args[0])->result;
             return Py_NewRef(result != nullptr ? result : Py_None);
         }
         return PyObject_Vectorcall(method->function, args, nargsf, kwnames);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    go_on_without(method->on_error, args[0]);
-    return nullptr;
+    };
+    return raising(call, [&] { go_on_without(method->on_error, args[0]); });
 }
 
 }  // namespace

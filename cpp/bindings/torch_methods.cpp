@@ -99,21 +99,14 @@ void translate(PyObject* on_error) {
 PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
     const TorchMethod* const method = TorchMethod::of(self);
     const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    try {
+    const auto call = [&]() -> PyObject* {
         if (count > 0 && are_usual(*method->own->fast, count - 1, kwnames)) {
             nb::object work = do_fast(*method->own->fast, args[0], args + 1);
             if (work.is_valid()) return work.release().ptr();
         }
         return PyObject_Vectorcall(method->function, args, nargsf, kwnames);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    translate(method->on_error);
-    return nullptr;
+    };
+    return raising(call, [&] { translate(method->on_error); });
 }
 
 // `wait` of a handle that the core has made.
@@ -148,15 +141,11 @@ bool has_ended_well(nb::handle handle) {
 }
 
 PyObject* wait(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
-    try {
+    const auto call = [&] {
         if (PyVectorcall_NARGS(nargsf) == 1 && kwnames == nullptr && has_ended_well(args[0])) return Py_NewRef(Py_True);
         return PyObject_Vectorcall(WaitMethod::of(self)->function, args, nargsf, kwnames);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
+    };
+    return raising(call, [] {});
 }
 
 }  // namespace

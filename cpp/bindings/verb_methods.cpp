@@ -232,7 +232,7 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
     const Signature& signature = *method->own;
     const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
     Arguments found;
-    try {
+    const auto call = [&]() -> PyObject* {
         if (count > 0 && read(signature, args + 1, count - 1, kwnames, found)) {
             // Not PyObject_GetAttr: a group has a hook for attributes that it has not.
             const nb::object fast = nb::steal(PyObject_GenericGetAttr(args[0], signature.attribute.ptr()));
@@ -243,15 +243,8 @@ PyObject* call_method(PyObject* self, PyObject* const* args, std::size_t nargsf,
             }
         }
         return PyObject_Vectorcall(method->function, args, nargsf, kwnames);
-    } catch (nb::python_error& error) {
-        error.restore();
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    hide_frames(method->on_error);
-    return nullptr;
+    };
+    return raising(call, [&] { hide_frames(method->on_error); });
 }
 
 Signature::Signature(nb::handle function) {
