@@ -202,6 +202,25 @@ class TestShortArrays:
         assert found[3][1].ctypes.data % 64 == 0
         assert same(receive_value(encode_value(array, LIMITS)), array)
 
+    @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.float64])
+    def test_types_have_the_names_that_users_know(self, dtype: Any) -> None:
+        for count in (1, 2 * NEAR):
+            [found] = receive_call(encode_call("f", 0, 1.0, (np.ones(count, dtype),), {}, LIMITS))[3]
+            assert found.dtype.type is dtype
+
+    def test_arguments_and_keywords_share_the_room(self) -> None:
+        half = np.arange(NEAR // 2, dtype=np.uint8)
+        out = encode_call("f", 0, 1.0, (half, half), {"a": half, "b": half}, LIMITS)
+        assert out.payload == NEAR
+        assert same(receive_call(out), ("f", 0, 1.0, [half, half], {"a": half, "b": half}))
+
+    def test_bytes_are_in_a_short_head_only(self) -> None:
+        long = b"x" * 40_000
+        for value, payload in ((long, 0), ([long], 0), ([long] * 2, 80_000), ([long] * 2000, 80_000_000)):
+            assert encode_value(value, LIMITS).payload >= payload
+            assert (encode_call("f", 0, 1.0, (value,), {}, LIMITS).payload == 0) == (payload == 0)
+            assert receive_value(encode_value(value, LIMITS)) == value
+
     def test_all_of_a_head_together_are_short(self) -> None:
         half = np.arange(NEAR // 2, dtype=np.uint8)
         for count, near in ((1, 1), (2, 2), (3, 2), (7, 2)):

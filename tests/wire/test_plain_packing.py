@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx._native import core
-from phalanx.wire.packing import INLINE, SIMPLE, HeadWriter, Limits, pack, pack_plain
+from phalanx.wire import packing
+from phalanx.wire.packing import INLINE, SIMPLE, HeadWriter, Limits, pack
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no core here")
 
@@ -33,7 +34,7 @@ def by_python(value: Any) -> bytes:
 
 
 def packed(value: Any) -> bytes | None:
-    return pack_plain(value, INLINE, DEPTH)
+    return packing._pack_plain(value, INLINE, DEPTH)
 
 
 @given(PLAIN)

@@ -30,7 +30,7 @@ from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
 from ..wire.near_arrays import read_near
-from ..wire.packing import INLINE, Code, allocate, pack, pack_plain
+from ..wire.packing import INLINE, INLINE_IN_SHORT, Code, allocate, if_short, pack, pack_plain
 from ..wire.unpacking import HeadReader, check_depth
 from .array_words import ArrayPart, find_arrays, put_arrays, read_words
 
@@ -115,6 +115,8 @@ def encode_call(
     """
     if _pack_call is not None:
         head = _pack_call(name, target, seconds, args, kwargs, INLINE, limits.max_depth)
+        if head is None:
+            head = if_short(_pack_call(name, target, seconds, args, kwargs, INLINE_IN_SHORT, limits.max_depth))
         if head is not None and len(head) <= limits.max_head:
             return _new(FrameBody, (head, _NO_BUFFERS, 0))
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
@@ -128,11 +130,11 @@ def _encode_arrays(
 ) -> FrameBody | None:
     """A call whose arguments are arrays and plain values; None if they are not, or something is wrong."""
     buffers: list[memoryview] = []
-    words = put_arrays(args, buffers)
-    named = put_arrays(kwargs.values(), buffers) if words is not None and kwargs else []
-    if words is None or named is None or not all(type(key) is str for key in kwargs):
+    words = put_arrays((*args, *kwargs.values()) if kwargs else args, buffers)
+    if words is None or not all(type(key) is str for key in kwargs):
         return None
-    return _pack_arrays((name, target, seconds, words, dict(zip(kwargs, named, strict=True))), buffers, limits)
+    named = dict(zip(kwargs, words[len(args) :], strict=True))
+    return _pack_arrays((name, target, seconds, words[: len(args)], named), buffers, limits)
 
 
 def _pack_arrays(words: Any, buffers: list[memoryview], limits: Limits) -> FrameBody | None:
@@ -185,7 +187,7 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
         UsageError: It cannot be sent (the message says where in it), or is larger than the limits. `UnsupportedArray`
             for arrays of objects.
     """
-    head = pack_plain(value, INLINE, limits.max_depth)
+    head = pack_plain(value, limits.max_depth)
     if head is not None and len(head) <= limits.max_head:
         return _new(FrameBody, (head, _NO_BUFFERS, 0))
     buffers: list[memoryview] = []

@@ -20,7 +20,7 @@ from ..exception_text import describe, message_of, type_name
 from ..frames import user_traceback
 from ..slate.calls import CALLS
 from ..wire.calls import CallKind
-from ..wire.packing import INLINE, SIMPLE, pack_plain
+from ..wire.packing import SIMPLE, pack_plain
 from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
@@ -172,7 +172,7 @@ class ServedCall:
             return
         context, link = self.context, self.link
         if context is None or not (context._cancelled or (time.monotonic() if now is None else now) >= context._ends):
-            head = pack_plain(result, INLINE, link.limits.max_depth)
+            head = pack_plain(result, link.limits.max_depth)
             if head is None or len(head) > link.longest_held:
                 self._send(_RESULT, result)
             # The answer of a quick call may wait for those of the calls after it.

@@ -11,13 +11,11 @@ wake it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .ring import RingStream, make_ring, open_offer
+from .ring import MadeRing, RingStream, make_ring, open_offer
 from .stream import Buffer, Stream, StreamEnded
 
 if TYPE_CHECKING:
@@ -75,9 +73,9 @@ class RingAgreement:
     def __init__(self, stream: Stream, pid: int) -> None:
         self._stream = stream
         self._pid = pid
+        self._made: MadeRing | None = None
         self._outbound: RingOut | None = None
         self._inbound: RingIn | None = None
-        self._memory = -1
         self._closed = False
         self._changing = threading.Lock()
 
@@ -92,8 +90,8 @@ class RingAgreement:
         if made is None:
             return b""
         with self._changing:
-            self._outbound, self._memory, words = made
-        return b"" if self._is_over() else words
+            self._made, self._outbound = made, made.ring
+        return b"" if self._is_over() else made.offer
 
     def accept(self, words: bytes) -> bool:
         """Opens the ring that the other side offers.
@@ -132,10 +130,9 @@ class RingAgreement:
             self._closed = True
             halves = self._inbound, self._outbound
             self._inbound = self._outbound = None
-            memory, self._memory = self._memory, -1
+            made, self._made = self._made, None
         for half in halves:
             if half is not None:
                 half.abandon()
-        if memory >= 0:
-            with contextlib.suppress(OSError):
-                os.close(memory)
+        if made is not None:
+            made.close_memory()

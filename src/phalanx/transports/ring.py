@@ -32,7 +32,7 @@ from .stream import Buffer, Stream, StreamEnded
 if TYPE_CHECKING:
     from .._core import RingIn, RingOut
 
-__all__ = ["SWITCH", "InboundRing", "OutboundRing", "RingOffer", "RingStream", "make_ring", "open_offer"]
+__all__ = ["SWITCH", "InboundRing", "MadeRing", "OutboundRing", "RingOffer", "RingStream", "make_ring", "open_offer"]
 
 logger = logging.getLogger("phalanx.transports")
 
@@ -201,26 +201,51 @@ class OutboundRing(RingStream):
         return self._take_aside(view)
 
 
-def make_ring(stream: Stream, lending: Lending = NOTHING) -> tuple[RingOut, int, bytes] | None:
-    """A ring to write to, the descriptor of its memory, and the words that offer it; None if there is no memory.
+class MadeRing:
+    """A ring to write to, the descriptor of its memory, and the words that offer it.
 
-    The descriptor stays open until the other side has opened it, and then belongs to the caller.
+    The descriptor stays open until the other side has opened it, and `close_memory` is called. Where this object is
+    lost on the way, as to a signal handler that raises, the descriptor goes with it.
+    """
+
+    __slots__ = ("_pid", "memory", "offer", "ring")
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.memory = -1
+        self.ring: RingOut
+        self.offer = b""
+
+    def close_memory(self) -> None:
+        """May be called twice."""
+        memory, self.memory = self.memory, -1
+        if memory >= 0:
+            with contextlib.suppress(OSError):
+                os.close(memory)
+
+    def __del__(self) -> None:
+        if self.memory >= 0 and self._pid == os.getpid():  # in a forked child it may be another's by now
+            self.close_memory()
+
+
+def make_ring(stream: Stream, lending: Lending = NOTHING) -> MadeRing | None:
+    """A ring to write to; None if there is no memory.
 
     Args:
         lending: From which length messages may be read where they lie.
     """
     assert core is not None
-    memory = -1
+    made = MadeRing()
     try:
-        memory, nonce = make_memory("phalanx-ring", core.RING_CONTROL_BYTES + SIZE)
-        ring = core.RingOut(memory, SIZE, stream.fd, nonce)
-        ring.lends_from, ring.exchanges_from = lending.lend_from, lending.lend_in_exchanges_from
+        made.memory, nonce = make_memory("phalanx-ring", core.RING_CONTROL_BYTES + SIZE)
+        made.ring = core.RingOut(made.memory, SIZE, stream.fd, nonce)
     except OSError as error:
-        if memory >= 0:
-            os.close(memory)
+        made.close_memory()
         _warn_once(f"no shared memory could be made: {error}")
         return None
-    return ring, memory, _encoder.encode(Offer(memory, nonce, SIZE))
+    made.ring.lends_from, made.ring.exchanges_from = lending.lend_from, lending.lend_in_exchanges_from
+    made.offer = _encoder.encode(Offer(made.memory, nonce, SIZE))
+    return made
 
 
 class RingOffer:
@@ -235,8 +260,7 @@ class RingOffer:
         self._switched = switched
         self._lending = lending
         self._messages = 0
-        self._ring: RingOut | None = None
-        self._memory = -1
+        self._made: MadeRing | None = None
 
     def next_frame(self, stream: Stream) -> bytes | None:
         """The frame that must be sent before the next message: the offer, the switch, or none."""
@@ -245,32 +269,26 @@ class RingOffer:
             return None
         if self._messages == OFFER_AFTER + 1:
             return self._make(stream)
-        return SWITCH if self._ring is not None and self._ring.accepted else None
+        return SWITCH if self._made is not None and self._made.ring.accepted else None
 
     def _make(self, stream: Stream) -> bytes | None:
-        made = make_ring(stream, self._lending)
-        if made is None:
+        self._made = make_ring(stream, self._lending)
+        if self._made is None:
             return None
-        self._ring, self._memory, offer = made
-        return pack_header(FrameKind.RING, 0, len(offer), 0) + offer
+        return pack_header(FrameKind.RING, 0, len(self._made.offer), 0) + self._made.offer
 
     def switch(self, stream: Stream) -> OutboundRing:
         """The stream of everything that follows the switch."""
-        assert self._ring is not None
-        self._close_memory()  # both have mapped it
-        self._switched(self._ring)
-        return OutboundRing(stream, self._ring)
+        assert self._made is not None
+        self._made.close_memory()  # both have mapped it
+        self._switched(self._made.ring)
+        return OutboundRing(stream, self._made.ring)
 
     def close(self) -> None:
         """Gives back what is not in use: the channel has ended. May be called twice."""
-        if self._ring is not None:
-            self._ring.abandon()
-        self._close_memory()
-
-    def _close_memory(self) -> None:
-        memory, self._memory = self._memory, -1
-        if memory >= 0:
-            os.close(memory)
+        if self._made is not None:
+            self._made.ring.abandon()
+            self._made.close_memory()
 
 
 def open_offer(description: bytes, pid: int, stream: Stream, lending: Lending = NOTHING) -> RingIn | None:

@@ -27,7 +27,7 @@ import numpy as np
 from phalanx.arguments import in_units
 from phalanx.errors import ProtocolError, UsageError
 
-from .packing import INLINE, SIMPLE, CannotSend, HeadWriter, Limits, Structs, allocate, pack, pack_plain
+from .packing import SIMPLE, CannotSend, HeadWriter, Limits, Structs, allocate, pack, pack_plain
 from .unpacking import HeadReader, Part, check_depth, read_plain
 
 __all__ = ["DecodePlan", "Encoded", "Limits", "decode", "decode_head", "encode"]
@@ -71,7 +71,7 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
         UsageError: There is something else in the object (the message says what and where), it contains itself, or it
             is larger than the limits. `UnsupportedArray` for arrays of objects and the like.
     """
-    plain = pack_plain(obj, INLINE, limits.max_depth)
+    plain = pack_plain(obj, limits.max_depth)
     if plain is not None and len(plain) <= limits.max_head:
         return Encoded(plain, [])
     writer = HeadWriter(allow_pickle, limits, SIMPLE, structs)
@@ -91,7 +91,7 @@ def encode(obj: Any, *, allow_pickle: bool = False, limits: Limits = _DEFAULT, s
     if len(head) > limits.max_head:
         raise UsageError(
             f"cannot send this object: its structure takes {in_units(len(head))}, and {in_units(limits.max_head)} are "
-            f"allowed (put large data into arrays{_or(limits)})"
+            f"allowed (put large data into arrays{_or(limits) if limits.max_head < _DEFAULT.max_head else ''})"
         )
     if writer.offset > limits.max_payload:
         raise UsageError(

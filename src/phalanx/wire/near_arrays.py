@@ -21,8 +21,8 @@ __all__ = ["COMMON", "NEAR", "array_near", "read_near", "read_words"]
 
 NEAR = 48 << 10
 """Bytes of arrays that may be in one head."""
-COMMON = {np.dtype(char).str: np.dtype(char) for char in "bBhHiIqQefd"}
-"""Dtypes whose every value is valid, by their descriptions."""
+COMMON = {description: np.dtype(description) for description in (np.dtype(char).str for char in "bBhHiIqQefd")}
+"""Dtypes whose every value is valid, by their descriptions, which name the types that users know: not `longlong`."""
 
 _array = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...], str, bool]).decode
 

@@ -45,8 +45,12 @@ ALIGN = 64
 SIMPLE = frozenset({type(None), bool, int, float, str})
 """Exactly these types MessagePack gives back as they were. A container of nothing else is left to msgspec as it is."""
 COMPLEX = struct.Struct("<dd")
-INLINE = 48 << 10
+INLINE = 16 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
+INLINE_IN_SHORT = 48 << 10
+"""But not if all of the head is short all the same: a frame without a payload costs less."""
+SHORT_HEAD = 60 << 10
+"""Bytes of a head that is read together with what comes before it."""
 
 PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
 """All that can be sent, in the words of an error message."""
@@ -83,7 +87,20 @@ def _no_core(_obj: Any, _inline: int, _max_depth: int) -> bytes | None:
     return None
 
 
-pack_plain = _no_core if core is None else core.pack_plain
+_pack_plain = _no_core if core is None else core.pack_plain
+
+
+def pack_plain(value: Any, max_depth: int) -> bytes | None:
+    """A head with everything in it; None for what is not plain, or has long bytes, and without the core."""
+    head = _pack_plain(value, INLINE, max_depth)
+    return head if head is not None else if_short(_pack_plain(value, INLINE_IN_SHORT, max_depth))
+
+
+def if_short(head: bytes | None) -> bytes | None:
+    """A head that is short as a whole."""
+    return head if head is not None and len(head) <= SHORT_HEAD else None
+
+
 """The head of an object that needs no extension and no buffer, in one pass of the core; else None.
 
 So it is for numbers, text, bytes up to the second argument, and lists and dicts of these, nested as deep as the third.
