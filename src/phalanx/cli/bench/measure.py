@@ -189,17 +189,22 @@ class Measuring:
         return None if movement is None else self._limits.measure(movement, cell.ranks)
 
     def _hold_to_limit(self, cell: Cell, found: CellResult) -> CellResult:
-        """The result, with a limit that no contender is below. If there is one still, the limit is wrong."""
+        """The result, with a limit that no contender is below. If there is one still, the limit is wrong.
+
+        A single round does not show that: it may have met a second in which a busy machine was quicker than in all
+        tries.
+        """
         fastest = min((timing.best for timing in found.timings if timing.best is not None), default=math.inf)
         for _ in range(_MORE_TRIES):
             if found.limit is None or fastest >= found.limit:
                 return found
             # The machine may have been busy when it was tried.
             found = msgspec.structs.replace(found, limit=self._try_limit(cell))
-        if found.limit is not None and fastest < _EXACT * found.limit:
+        median = min((timing.seconds for timing in found.timings if timing.seconds is not None), default=math.inf)
+        if found.limit is not None and median < _EXACT * found.limit:
             self.limit_broken = True
             self.errors.append(
-                f"{place(found)} took {show_seconds(fastest)}, less than the limit of {show_seconds(found.limit)}: "
+                f"{place(found)} took {show_seconds(median)}, less than the limit of {show_seconds(found.limit)}: "
                 "the limit is wrong"
             )
         return found
