@@ -208,10 +208,10 @@ class TestShortArrays:
             [found] = receive_call(encode_call("f", 0, 1.0, (np.ones(count, dtype),), {}, LIMITS))[3]
             assert found.dtype.type is dtype
 
-    def test_arguments_and_keywords_share_the_room(self) -> None:
+    def test_arguments_and_keywords_count_together(self) -> None:
         half = np.arange(NEAR // 2, dtype=np.uint8)
         out = encode_call("f", 0, 1.0, (half, half), {"a": half, "b": half}, LIMITS)
-        assert out.payload == NEAR
+        assert out.payload == 2 * NEAR
         assert same(receive_call(out), ("f", 0, 1.0, [half, half], {"a": half, "b": half}))
 
     def test_bytes_are_in_a_short_head_only(self) -> None:
@@ -221,12 +221,12 @@ class TestShortArrays:
             assert (encode_call("f", 0, 1.0, (value,), {}, LIMITS).payload == 0) == (payload == 0)
             assert receive_value(encode_value(value, LIMITS)) == value
 
-    def test_all_of_a_head_together_are_short(self) -> None:
+    def test_all_are_in_the_head_or_none(self) -> None:
         half = np.arange(NEAR // 2, dtype=np.uint8)
-        for count, near in ((1, 1), (2, 2), (3, 2), (7, 2)):
+        for count, near in ((1, True), (2, True), (3, False), (7, False)):
             out = encode_call("f", 0, 1.0, (half,) * count, {}, LIMITS)
-            assert out.payload == sum(map(len, out.buffers)) == (count - near) * len(half)
-            assert (fast_call(out.head) is NOT_FAST) == (count > near)
+            assert out.payload == sum(map(len, out.buffers)) == (0 if near else count * len(half))
+            assert (fast_call(out.head) is not NOT_FAST) == near
             assert same(receive_call(out)[3], [half] * count)
 
     def test_the_memory_of_the_message_is_not_kept(self) -> None:

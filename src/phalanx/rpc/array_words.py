@@ -1,8 +1,9 @@
 """The short way for arrays that are arguments, keywords or results themselves, which most long messages are.
 
 The codec walks a message and describes each array anew. Here the words for an array of one dtype and shape are kept,
-and those that came are looked up. Short arrays go in the head itself (`near_arrays`). An array inside a list or an
-object, and all that is not as it should be, goes the general way, which says what is wrong, and reads the same arrays.
+and those that came are looked up. Arrays that are short together go in the head itself (`near_arrays`). An array inside
+a list or an object, and all that is not as it should be, goes the general way, which says what is wrong, and reads the
+same arrays.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import msgspec
 import numpy as np
 
 from ..wire import dtypes
-from ..wire.near_arrays import COMMON, NEAR, array_near, read_near
-from ..wire.near_arrays import read_words as _read_array
+from ..wire.near_arrays import COMMON, NEAR, array_near, read_array_words
 from ..wire.packing import ALIGN, INLINE, SIMPLE, Code, pack
 
 __all__ = ["ArrayPart", "find_arrays", "put_arrays", "read_words"]
@@ -47,13 +47,15 @@ class ArrayPart(NamedTuple):
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def put_arrays(values: Iterable[Any], buffers: list[memoryview]) -> list[Any] | None:
+def put_arrays(values: tuple[Any, ...], buffers: list[memoryview]) -> list[Any] | None:
     """The values as a head names them, and the memory of their arrays behind that in `buffers`.
 
     None if one of them is neither plain nor an array of the common kinds; then `buffers` is of no use.
     """
     words: list[Any] = []
-    near = NEAR
+    near = (
+        sum([value.nbytes for value in values if type(value) is np.ndarray]) <= NEAR
+    )  # else there is a payload anyway
     for value in values:
         kind = type(value)
         if kind in SIMPLE or (kind is bytes and len(value) <= INLINE):
@@ -64,8 +66,7 @@ def put_arrays(values: Iterable[Any], buffers: list[memoryview]) -> list[Any] | 
         dtype, shape = value.dtype, value.shape
         if dtype not in _KNOWN or not shape or not value.size or not value.flags.c_contiguous:
             return None
-        if value.nbytes <= near:
-            near -= value.nbytes
+        if near:
             words.append(array_near(value))
             continue
         gap = -sum(map(len, buffers)) % ALIGN if buffers else 0
@@ -94,16 +95,9 @@ def find_arrays(holder: Any, items: Iterable[tuple[Any, Any]], parts: list[Array
         kind = type(value)
         if kind in SIMPLE or kind is bytes:
             continue
-        if kind is not _Ext:
+        if kind is not _Ext or value.code != Code.ARRAY or len(value.data) > _LONGEST_WORDS:
             return -1
-        if value.code == Code.NEAR_ARRAY:
-            holder[key] = read_near(memoryview(value.data))
-            if holder[key] is None:
-                return -1
-            continue
-        if value.code != Code.ARRAY or len(value.data) > _LONGEST_WORDS:
-            return -1
-        nbytes, shape, dtype = _read_array(bytes(value.data))
+        nbytes, shape, dtype = read_array_words(bytes(value.data))
         if dtype is None:
             return -1
         offset += -offset % ALIGN

@@ -17,10 +17,10 @@ from ..errors import ProtocolError
 from . import dtypes
 from .packing import Code, allocate, pack
 
-__all__ = ["COMMON", "NEAR", "array_near", "read_near", "read_words"]
+__all__ = ["COMMON", "NEAR", "array_near", "read_array_words", "read_near"]
 
 NEAR = 48 << 10
-"""Bytes of arrays that may be in one head."""
+"""Bytes of all arrays of a message up to which they are in its head."""
 COMMON = {description: np.dtype(description) for description in (np.dtype(char).str for char in "bBhHiIqQefd")}
 """Dtypes whose every value is valid, by their descriptions, which name the types that users know: not `longlong`."""
 
@@ -35,7 +35,7 @@ def array_near(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
 def read_near(data: memoryview) -> np.ndarray[Any, Any] | None:
     """The array, with memory of its own as `allocate` gives it; None if it is not as `array_near` writes it."""
     begin = 1 + data[0] if data else 0
-    nbytes, shape, dtype = read_words(bytes(data[1:begin]))
+    nbytes, shape, dtype = read_array_words(bytes(data[1:begin]))
     if dtype is None or len(data) != begin + nbytes:
         return None
     memory = allocate(nbytes)
@@ -51,7 +51,7 @@ def _words_before(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 @functools.lru_cache(maxsize=256)
-def read_words(words: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any] | None]:
+def read_array_words(words: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any] | None]:
     """Bytes, shape and dtype of an array, if the words for it are right and it is of a common kind; else no dtype."""
     try:
         nbytes, shape, description, fortran = _array(words)

@@ -49,8 +49,8 @@ INLINE = 16 << 10
 """Longer bytes leave the head: they are sent without a copy, and the head stays small."""
 INLINE_IN_SHORT = 48 << 10
 """But not if all of the head is short all the same: a frame without a payload costs less."""
-SHORT_HEAD = 60 << 10
-"""Bytes of a head that is read together with what comes before it."""
+READ_AT_ONCE = 60 << 10
+"""Bytes up to which a head is short: a link reads 64 KiB where it expects a frame, header and all."""
 
 PLAIN = "None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, arrays, tensors"
 """All that can be sent, in the words of an error message."""
@@ -88,24 +88,22 @@ def _no_core(_obj: Any, _inline: int, _max_depth: int) -> bytes | None:
 
 
 _pack_plain = _no_core if core is None else core.pack_plain
+"""The head of an object that needs no extension and no buffer, in one pass of the core; else None.
+
+So it is for numbers, text, bytes up to the second argument, and lists and dicts of these, nested as deep as the third.
+The same bytes as those of a `HeadWriter`.
+"""
 
 
 def pack_plain(value: Any, max_depth: int) -> bytes | None:
-    """A head with everything in it; None for what is not plain, or has long bytes, and without the core."""
+    """A head with everything in it; None if something is not plain, or leaves the head, and without the core."""
     head = _pack_plain(value, INLINE, max_depth)
     return head if head is not None else if_short(_pack_plain(value, INLINE_IN_SHORT, max_depth))
 
 
 def if_short(head: bytes | None) -> bytes | None:
     """A head that is short as a whole."""
-    return head if head is not None and len(head) <= SHORT_HEAD else None
-
-
-"""The head of an object that needs no extension and no buffer, in one pass of the core; else None.
-
-So it is for numbers, text, bytes up to the second argument, and lists and dicts of these, nested as deep as the third.
-The same bytes as those of a `HeadWriter`.
-"""
+    return head if head is not None and len(head) <= READ_AT_ONCE else None
 
 
 def allocate(payload_bytes: int) -> memoryview:
