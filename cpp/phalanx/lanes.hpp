@@ -50,6 +50,8 @@ public:
             const int flags = ::fcntl(socket, F_GETFL);
             if (flags >= 0) ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
         }
+        if (find_cores().of.empty()) return;
+        for (const int socket : sockets) ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &cached, sizeof cached);
     }
 
     Lanes(const Lanes&) = delete;
@@ -132,6 +134,7 @@ public:
 private:
     static constexpr std::size_t block = 512 << 10;
     static constexpr std::size_t most_pieces = 32;  // of memory for one call
+    static constexpr int cached = 256 << 10;  // bytes under way where both ends share a core: so few stay in its own cache
     static constexpr int send_ms = 20;    // without progress, after which a sender gets its memory back
     static constexpr int receive_ms = 4;  // so long may pass before a reader is seen that should do something else
 
