@@ -197,7 +197,8 @@ class CallerLink(CallLink):
             self._unattend(pending)
         deadline = pending.deadline
         if deadline.seconds != _ENDLESS:  # it began when its deadline was set
-            row = CALLS.row(pending.name, self.world_rank)
+            name, rank = pending.name, self.world_rank
+            row = CALLS.rows.get((name, rank)) or CALLS.row(name, rank)
             row[0] += 1
             if not ok:
                 row[1] += 1

@@ -20,7 +20,8 @@ from ..exception_text import describe, message_of, type_name
 from ..frames import user_traceback
 from ..slate.calls import CALLS
 from ..wire.calls import CallKind
-from ..wire.packing import SIMPLE, pack_plain
+from ..wire.near_arrays import pack_value
+from ..wire.packing import SIMPLE
 from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
@@ -94,6 +95,7 @@ class ServedCall:
         request = self._take()
         if request is None or (link.ended is not None and self.number):
             return  # given up, or the caller is gone; a notification is still run after its sender has gone
+        ended = 0.0
         try:
             if link.closing:  # the end of the link, which is near, tells the caller
                 self._done()
@@ -128,22 +130,23 @@ class ServedCall:
             finally:
                 running_call.reset(token)
             ended = time.monotonic()
+            self._is_quick = function.is_quick = ended - now < QUICK
+            is_stream = type(result) not in _NO_STREAMS and isinstance(result, Generator)
+            if not is_stream and target != CREATE:
+                self._answer(result, ended)  # before it is counted: the caller waits
             self._counted = True
             CALLS.add(name, -1, True, ended - self.arrived_at, now - self.arrived_at, ended - now)
-            self._is_quick = function.is_quick = ended - now < QUICK
             if target == CREATE:
                 self._keep(registry, name, result, context)
-            elif type(result) not in _NO_STREAMS and isinstance(result, Generator):
+            elif is_stream:
                 self._stream(result)
-            else:
-                self._answer(result, ended)
         except BaseException as error:
             if self._entered_at and not self._counted and self.context is not None:
-                self._count(self.context.name, False)
+                self._count(self.context.name, ended > 0)
             self._fail(error)
 
     def _count(self, name: str, ok: bool) -> None:
-        """Counts the call, once its handler has ended."""
+        """Counts the call, once its handler has ended. `ok`: it has returned."""
         self._counted = True
         arrived, entered, now = self.arrived_at, self._entered_at, time.monotonic()
         CALLS.add(name, -1, ok, now - arrived, entered - arrived, now - entered)
@@ -172,7 +175,7 @@ class ServedCall:
             return
         context, link = self.context, self.link
         if context is None or not (context._cancelled or (time.monotonic() if now is None else now) >= context._ends):
-            head = pack_plain(result, link.limits.max_depth)
+            head = pack_value(result, link.limits.max_depth)
             if head is None or len(head) > link.longest_held:
                 self._send(_RESULT, result)
             # The answer of a quick call may wait for those of the calls after it.
