@@ -66,14 +66,22 @@ public:
         append(bytes, size);
     }
 
+    // What comes before so many bytes of a type of one's own; then `append` them.
+    void extension(std::uint8_t type, std::size_t size) {
+        if (std::has_single_bit(size) && size <= 16)
+            put(static_cast<std::uint8_t>(0xd4 + std::countr_zero(size)));
+        else
+            length(size, 0xc7, 0xc8, 0xc9);
+        put(type);
+    }
+    void put(std::uint8_t byte) { bytes_.push_back(static_cast<char>(byte)); }
+    void append(const char* from, std::size_t size) { bytes_.insert(bytes_.end(), from, from + size); }
+
     void list(std::size_t size) { container(size, 0x90, 0xdc); }
     void map(std::size_t size) { container(size, 0x80, 0xde); }
 
 private:
     static constexpr std::size_t most_kept = 64 << 10;
-
-    void put(std::uint8_t byte) { bytes_.push_back(static_cast<char>(byte)); }
-    void append(const char* from, std::size_t size) { bytes_.insert(bytes_.end(), from, from + size); }
 
     void big_endian(std::uint8_t code, std::uint64_t value, int bytes) {
         char out[9] = {static_cast<char>(code)};

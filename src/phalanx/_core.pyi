@@ -15,16 +15,37 @@ class Copies:
     def take(self) -> None: ...
 
 def hold(dicts: list[dict[Any, Any]], objects: list[Any]) -> bool: ...
-def pack_plain(value: Any, inline_bytes: int, max_depth: int) -> bytes | None: ...
-def pack_call(
-    name: Any,
-    target: int,
-    seconds: float,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    inline_bytes: int,
-    max_depth: int,
-) -> bytes | None: ...
+
+class HeadPacker:
+    def __init__(
+        self,
+        inline_bytes: int,
+        inline_in_short: int,
+        longest_short: int,
+        array_code: int = 0,
+        arrays: PlainArrays | None = None,
+    ) -> None: ...
+    def value(self, value: Any, max_depth: int) -> bytes | None: ...
+    def call(
+        self,
+        name: Any,
+        target: int,
+        seconds: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        max_depth: int,
+    ) -> bytes | None: ...
+
+class HeadArrays:
+    def __init__(
+        self,
+        code: int,
+        align: int,
+        array_type: type[Any],
+        empty: Callable[[int], Any],
+        read_words: Callable[[bytes], tuple[int, tuple[int, ...], Any]],
+    ) -> None: ...
+    def read(self, code: int, data: Any) -> Any: ...
 
 class CallSite:
     @property

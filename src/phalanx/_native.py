@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -47,7 +47,7 @@ __all__ = [
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them, or of what the core takes or returns, changes
 # ABI there and here.
-_ABI: Final = 13
+_ABI: Final = 14
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -127,12 +127,17 @@ PLAIN: Final = "?bBhHiIlLqQefdFD"
 @functools.cache
 def plain_arrays() -> PlainArrays:
     """Knowledge of NumPy's arrays for the core's fast paths: which dtypes they take, and how an array is laid out."""
+    return plain_arrays_of([np.dtype(letter) for letter in PLAIN])
+
+
+def plain_arrays_of(dtypes: Iterable[np.dtype[Any]]) -> PlainArrays:
+    """The same of arrays of these dtypes."""
     assert core is not None
-    dtypes = [(dtype, dtype.str) for dtype in map(np.dtype, PLAIN)]
+    named = [(dtype, dtype.str) for dtype in dtypes]
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, tensor_reader, _bfloat16)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, named, samples, tensor_reader, _bfloat16)
     return arrays
 
 

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx._native import core
 from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
-from phalanx.rpc import array_words
+from phalanx.rpc import payload as payload_module
 from phalanx.rpc.payload import (
     MAX_NAME,
     NOT_FAST,
@@ -37,8 +38,7 @@ from phalanx.rpc.payload import (
     plan_value,
 )
 from phalanx.wire import codec, near_arrays
-from phalanx.wire.near_arrays import NEAR
-from phalanx.wire.packing import PLAIN, Code
+from phalanx.wire.packing import INLINE, INLINE_IN_SHORT, PLAIN, READ_AT_ONCE, Code
 
 LIMITS = Limits()
 pack = msgspec.msgpack.encode
@@ -185,14 +185,27 @@ class TestValues:
 @pytest.fixture
 def no_array_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short ones go as long ones do."""
-    monkeypatch.setattr(array_words, "NEAR", 0)
+    if core is not None:
+        without = core.HeadPacker(INLINE, INLINE_IN_SHORT, READ_AT_ONCE)
+        monkeypatch.setattr(payload_module, "pack_call", without.call)
+        monkeypatch.setattr(payload_module, "pack_value", without.value)
+
+
+def near(array: np.ndarray[Any, Any]) -> Ext:
+    """An array as it is in a head."""
+    words = pack((array.nbytes, array.shape, array.dtype.str, False))
+    return Ext(Code.NEAR_ARRAY, bytes([len(words)]) + words + array.tobytes())
+
+
+with_core = pytest.mark.skipif(core is None, reason="only the core writes arrays into a head")
+DTYPES = "?bBhHiIqQefdFD"
 
 
 class TestShortArrays:
     """They are in the head."""
 
-    @pytest.mark.parametrize("shape", [(1,), (3, 4, 5), (1,) * 32, (NEAR,), (2, 1, 64)], ids=str)
-    @pytest.mark.parametrize("dtype", "bBhHiIqQefd")
+    @pytest.mark.parametrize("shape", [(1,), (3, 4, 5), (1,) * 32, (INLINE_IN_SHORT,), (2, 1, 64)], ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip(self, shape: tuple[int, ...], dtype: str) -> None:
         array = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
         out = encode_call("f", 3, 2.0, (1, array), {"k": array}, LIMITS)
@@ -204,16 +217,47 @@ class TestShortArrays:
 
     @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.float64])
     def test_types_have_the_names_that_users_know(self, dtype: Any) -> None:
-        for count in (1, 2 * NEAR):
+        for count in (1, 2 * INLINE_IN_SHORT):
             [found] = receive_call(encode_call("f", 0, 1.0, (np.ones(count, dtype),), {}, LIMITS))[3]
             assert found.dtype.type is dtype
 
+    @with_core
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 200, 240, 256, 65_000 // 16])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_bytes(self, dtype: str, size: int) -> None:
+        array = np.ones(size, np.dtype(dtype).str)  # a long integer, where two types are the same to a machine
+        for value, words in ((array, near(array)), ([{"a": array}, 1], [{"a": near(array)}, 1])):
+            expected = pack(words)
+            out = encode_value(value, LIMITS)
+            assert (out.head, out.payload) == (expected, 0) if len(expected) <= READ_AT_ONCE else out.payload
+            assert same(receive_value(out), value)
+
+    @with_core
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.array(1.0),
+            np.zeros((0, 3)),
+            np.ones((4, 4))[:, ::2],
+            np.ones(3, ">i4"),
+            np.array(["text"]),
+            np.ones(3, "M8[s]"),
+        ],
+        ids=lambda array: f"{array.dtype.str}{array.shape}",
+    )
+    def test_others_have_a_payload_or_go_the_general_way(self, array: np.ndarray[Any, Any]) -> None:
+        out = encode_value(array, LIMITS)
+        assert fast_value(out.head) is NOT_FAST
+        assert same(receive_value(out), array)
+
+    @with_core
     def test_arguments_and_keywords_count_together(self) -> None:
-        half = np.arange(NEAR // 2, dtype=np.uint8)
+        half = np.arange(INLINE_IN_SHORT // 2, dtype=np.uint8)
         out = encode_call("f", 0, 1.0, (half, half), {"a": half, "b": half}, LIMITS)
-        assert out.payload == 2 * NEAR
+        assert out.payload == 2 * INLINE_IN_SHORT
         assert same(receive_call(out), ("f", 0, 1.0, [half, half], {"a": half, "b": half}))
 
+    @with_core
     def test_bytes_are_in_a_short_head_only(self) -> None:
         long = b"x" * 40_000
         for value, payload in ((long, 0), ([long], 0), ([long] * 2, 80_000), ([long] * 2000, 80_000_000)):
@@ -221,22 +265,23 @@ class TestShortArrays:
             assert (encode_call("f", 0, 1.0, (value,), {}, LIMITS).payload == 0) == (payload == 0)
             assert receive_value(encode_value(value, LIMITS)) == value
 
+    @with_core
     def test_all_are_in_the_head_or_none(self) -> None:
-        half = np.arange(NEAR // 2, dtype=np.uint8)
-        for count, near in ((1, True), (2, True), (3, False), (7, False)):
+        half = np.arange(INLINE_IN_SHORT // 2, dtype=np.uint8)
+        for count, fits in ((1, True), (2, True), (3, False), (7, False)):
             out = encode_call("f", 0, 1.0, (half,) * count, {}, LIMITS)
-            assert out.payload == sum(map(len, out.buffers)) == (0 if near else count * len(half))
-            assert (fast_call(out.head) is not NOT_FAST) == near
+            assert out.payload == sum(map(len, out.buffers)) == (0 if fits else count * len(half))
+            assert (fast_call(out.head) is not NOT_FAST) == fits
             assert same(receive_call(out)[3], [half] * count)
 
     def test_the_memory_of_the_message_is_not_kept(self) -> None:
-        head = bytearray(encode_value(ARRAY, LIMITS).head)
+        head = bytearray(pack(near(ARRAY)))
         found = fast_value(head)
         head[:] = bytes(len(head))
         assert same(found, ARRAY)
 
     def test_malformed(self) -> None:
-        whole = bytes(near_arrays.array_near(ARRAY).data)
+        whole = bytes(near(ARRAY).data)
         words = pack((8, (2,), "<f4", False))
         wrong = [
             *(whole[:end] for end in range(len(whole))),
@@ -245,8 +290,12 @@ class TestShortArrays:
             bytes([len(words)]) + words.replace(b"f4", b"O8") + bytes(8),
             bytes([len(words)]) + words.replace(b"\x02", b"\x03") + bytes(8),
             bytes([len(words)]) + words[:-1] + b"\xc3" + bytes(8),
+            bytes(near(np.array([True, False])).data)[:-1] + b"\x02",
         ]
         for data in wrong:
+            for read in (near_arrays.near_array, near_arrays._read):
+                with pytest.raises(ValueError, match="extension|malformed"):
+                    read(Code.NEAR_ARRAY, memoryview(data))
             for value in (Ext(Code.NEAR_ARRAY, data), [Ext(Code.NEAR_ARRAY, data)]):
                 assert fast_value(pack(value)) is NOT_FAST
                 with pytest.raises(InvalidMessage, match="array in the head of an object is malformed"):
@@ -257,12 +306,11 @@ class TestShortArrays:
                     plan_call(call, 0, LIMITS)
 
     def test_anywhere_in_an_object(self) -> None:
-        near = near_arrays.array_near(ARRAY)
-        for sent, expected in (([near, (1,)], [ARRAY, [1]]), ({"a": [near]}, {"a": [ARRAY]})):
+        for sent, expected in (([near(ARRAY), (1,)], [ARRAY, [1]]), ({"a": [near(ARRAY)]}, {"a": [ARRAY]})):
             assert same(fast_value(pack(sent)), expected)
             assert same(plan_value(pack(sent), 0, LIMITS).build(), expected)
         with pytest.raises(InvalidMessage):  # it can be no key
-            plan_value(pack(Ext(Code.DICT, pack([near, 1]))), 0, LIMITS)
+            plan_value(pack(Ext(Code.DICT, pack([near(ARRAY), 1]))), 0, LIMITS)
 
 
 @pytest.mark.usefixtures("no_array_is_near")
@@ -540,6 +588,7 @@ class TestMalformed:
         with pytest.raises(InvalidMessage, match="too large"):
             plan_call(call_head("f"), 0, Limits(max_head=3))
 
+    @pytest.mark.usefixtures("no_array_is_near")
     def test_arrays_that_are_none(self) -> None:
         out = encode_call("f", 0, 1.0, (np.zeros(3, "?"),), {}, LIMITS)
         plan = plan_call(out.head, out.payload, LIMITS)

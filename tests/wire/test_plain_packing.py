@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx._native import core
-from phalanx.wire import packing
-from phalanx.wire.packing import INLINE, SIMPLE, HeadWriter, Limits, pack
+from phalanx.wire.packing import INLINE, READ_AT_ONCE, SIMPLE, HeadWriter, Limits, pack
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no core here")
 
@@ -34,7 +33,8 @@ def by_python(value: Any) -> bytes:
 
 
 def packed(value: Any) -> bytes | None:
-    return packing._pack_plain(value, INLINE, DEPTH)
+    assert core is not None
+    return core.HeadPacker(INLINE, INLINE, READ_AT_ONCE).value(value, DEPTH)
 
 
 @given(PLAIN)

@@ -1,7 +1,7 @@
 """The short way for arrays that are arguments, keywords or results themselves, which most long messages are.
 
 The codec walks a message and describes each array anew. Here the words for an array of one dtype and shape are kept,
-and those that came are looked up. Arrays that are short together go in the head itself (`near_arrays`). An array inside
+and those that came are looked up. Those that are short together are in the head itself (`near_arrays`). An array inside
 a list or an object, and all that is not as it should be, goes the general way, which says what is wrong, and reads the
 same arrays.
 """
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from ..wire import dtypes
-from ..wire.near_arrays import COMMON, NEAR, array_near, read_array_words
+from ..wire.near_arrays import COMMON, read_array_words
 from ..wire.packing import ALIGN, INLINE, SIMPLE, Code, pack
 
 __all__ = ["ArrayPart", "find_arrays", "put_arrays", "read_words"]
@@ -53,9 +53,6 @@ def put_arrays(values: tuple[Any, ...], buffers: list[memoryview]) -> list[Any] 
     None if one of them is neither plain nor an array of the common kinds; then `buffers` is of no use.
     """
     words: list[Any] = []
-    near = (
-        sum([value.nbytes for value in values if type(value) is np.ndarray]) <= NEAR
-    )  # else there is a payload anyway
     for value in values:
         kind = type(value)
         if kind in SIMPLE or (kind is bytes and len(value) <= INLINE):
@@ -66,9 +63,6 @@ def put_arrays(values: tuple[Any, ...], buffers: list[memoryview]) -> list[Any] 
         dtype, shape = value.dtype, value.shape
         if dtype not in _KNOWN or not shape or not value.size or not value.flags.c_contiguous:
             return None
-        if near:
-            words.append(array_near(value))
-            continue
         gap = -sum(map(len, buffers)) % ALIGN if buffers else 0
         if gap:
             buffers.append(_PADDING[:gap])
@@ -98,7 +92,7 @@ def find_arrays(holder: Any, items: Iterable[tuple[Any, Any]], parts: list[Array
         if kind is not _Ext or value.code != Code.ARRAY or len(value.data) > _LONGEST_WORDS:
             return -1
         nbytes, shape, dtype = read_array_words(bytes(value.data))
-        if dtype is None:
+        if dtype is None or dtype not in _KNOWN:
             return -1
         offset += -offset % ALIGN
         parts.append(ArrayPart(holder, key, shape, dtype, offset))

@@ -24,13 +24,12 @@ from typing import Annotated, Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgspec
 
-from .._native import core
 from ..arguments import shown
 from ..errors import InvalidMessage, ProtocolError, UsageError
 from ..wire import codec
 from ..wire.codec import Limits
-from ..wire.near_arrays import read_near
-from ..wire.packing import INLINE, INLINE_IN_SHORT, Code, allocate, if_short, pack, pack_plain
+from ..wire.near_arrays import near_array, pack_call, pack_value
+from ..wire.packing import allocate, pack
 from ..wire.unpacking import HeadReader, check_depth
 from .array_words import ArrayPart, find_arrays, put_arrays, read_words
 
@@ -93,7 +92,6 @@ class FrameBody(NamedTuple):
 
 _new = tuple.__new__  # a named tuple without the Python function that its constructor is
 _NO_BUFFERS: tuple[memoryview, ...] = ()
-_pack_call = None if core is None else core.pack_call
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -113,12 +111,9 @@ def encode_call(
         UsageError: An argument cannot be sent (the message says which, and where in it), the name is empty or too long,
             the seconds are not finite, or the call exceeds the limits. `UnsupportedArray` for arrays of objects.
     """
-    if _pack_call is not None:
-        head = _pack_call(name, target, seconds, args, kwargs, INLINE, limits.max_depth)
-        if head is None:
-            head = if_short(_pack_call(name, target, seconds, args, kwargs, INLINE_IN_SHORT, limits.max_depth))
-        if head is not None and len(head) <= limits.max_head:
-            return _new(FrameBody, (head, _NO_BUFFERS, 0))
+    head = pack_call(name, target, seconds, args, kwargs, limits.max_depth)
+    if head is not None and len(head) <= limits.max_head:
+        return _new(FrameBody, (head, _NO_BUFFERS, 0))
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not 0 <= seconds <= _LONGEST:
         _refuse_call(name, seconds)
     body = _encode_arrays(name, target, seconds, args, kwargs, limits)
@@ -187,7 +182,7 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
         UsageError: It cannot be sent (the message says where in it), or is larger than the limits. `UnsupportedArray`
             for arrays of objects.
     """
-    head = pack_plain(value, limits.max_depth)
+    head = pack_value(value, limits.max_depth)
     if head is not None and len(head) <= limits.max_head:
         return _new(FrameBody, (head, _NO_BUFFERS, 0))
     buffers: list[memoryview] = []
@@ -201,18 +196,7 @@ def encode_value(value: Any, limits: Limits) -> FrameBody:
 # -- reading, the fast path ------------------------------------------------------------------------------------------
 
 
-class _Extension(Exception):
-    """The message contains an extension of MessagePack that only the general path reads."""
-
-
-def _near_array(code: int, data: memoryview) -> Any:
-    array = read_near(data) if code == Code.NEAR_ARRAY else None
-    if array is None:
-        raise _Extension
-    return array
-
-
-_decode_value = msgspec.msgpack.Decoder(ext_hook=_near_array).decode
+_decode_value = msgspec.msgpack.Decoder(ext_hook=near_array).decode
 _CALL = tuple[
     Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)],
     Annotated[int, msgspec.Meta(ge=0)],
@@ -220,7 +204,7 @@ _CALL = tuple[
     list[Any],
     dict[str, Any],
 ]
-_decode_call = msgspec.msgpack.Decoder(_CALL, ext_hook=_near_array).decode
+_decode_call = msgspec.msgpack.Decoder(_CALL, ext_hook=near_array).decode
 _read_call_words = msgspec.msgpack.Decoder(_CALL).decode
 
 

@@ -83,27 +83,16 @@ class Limits:
     """How a user can allow more bytes."""
 
 
-def _no_core(_obj: Any, _inline: int, _max_depth: int) -> bytes | None:
+def _no_core(_value: Any, _max_depth: int) -> bytes | None:
     return None
 
 
-_pack_plain = _no_core if core is None else core.pack_plain
-"""The head of an object that needs no extension and no buffer, in one pass of the core; else None.
+pack_plain = _no_core if core is None else core.HeadPacker(INLINE, INLINE_IN_SHORT, READ_AT_ONCE).value
+"""The head of an object that needs no extension and no buffer, in one pass of the core; None if that cannot be.
 
-So it is for numbers, text, bytes up to the second argument, and lists and dicts of these, nested as deep as the third.
-The same bytes as those of a `HeadWriter`.
+So it is for numbers, text, bytes that may be in the head, and lists and dicts of these, nested as deep as the second
+argument says. The same bytes as those of a `HeadWriter`, for which long bytes leave the head even where it is short.
 """
-
-
-def pack_plain(value: Any, max_depth: int) -> bytes | None:
-    """A head with everything in it; None if something is not plain, or leaves the head, and without the core."""
-    head = _pack_plain(value, INLINE, max_depth)
-    return head if head is not None else if_short(_pack_plain(value, INLINE_IN_SHORT, max_depth))
-
-
-def if_short(head: bytes | None) -> bytes | None:
-    """A head that is short as a whole."""
-    return head if head is not None and len(head) <= READ_AT_ONCE else None
 
 
 def allocate(payload_bytes: int) -> memoryview:
