@@ -126,6 +126,12 @@ public:
         return true;
     }
 
+    // Whether this is a tensor and no parameter, and nobody wants its gradient. The first of the types is torch.Tensor.
+    bool is_mere(nb::handle object) const {
+        return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == types_.front().ptr() &&
+               nb::getattr(object, requires_grad_).ptr() == Py_False;
+    }
+
     // Where the elements of tensors lie, whatever they are and however they lie: equal as long as none was given other memory,
     // or another order in it. None if one of them cannot be read.
     nb::object layout(const nb::list& tensors) const {
@@ -219,6 +225,7 @@ private:
     std::vector<Kind> kinds_;
     mutable const Kind* named_[8] = {};  // of 16, 32 and 64 bits, as soon as they were met
     nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype"));
+    nb::object requires_grad_ = nb::steal(PyUnicode_InternFromString("requires_grad"));
 };
 
 }  // namespace phalanx

@@ -29,15 +29,20 @@ struct HeadRules {
     std::size_t inline_bytes;     // longer bytes leave the head
     std::size_t inline_in_short;  // but not up to here, if all of the head is no longer than this:
     std::size_t longest_short;
-    std::uint8_t array_code = 0;            // of the extension that an array is
-    const PlainArrays* arrays = nullptr;    // which arrays may be there, as long as `inline_in_short` at most; null: none
+    std::uint8_t array_code = 0;  // of the extension that an array is,
+    std::uint8_t tensor_code = 0;  // and that a tensor of torch is
+    PlainArrays* arrays = nullptr;  // which of them may be there, as long as `inline_in_short` at most; null: none
 };
 
 class PlainPacker {
 public:
     // Containers nested deeper are refused: that is the codec's business.
-    PlainPacker(const HeadRules& rules, int max_depth) : rules_(rules), max_depth_(max_depth) {}
-    ~PlainPacker() { out_.clear(); }
+    PlainPacker(const HeadRules& rules, int max_depth)
+        : rules_(rules), max_depth_(max_depth), out_(std::exchange(spare_, {})) {}
+    ~PlainPacker() {
+        out_.clear();
+        spare_ = std::move(out_);
+    }
     PlainPacker(const PlainPacker&) = delete;
     PlainPacker& operator=(const PlainPacker&) = delete;
 
@@ -100,8 +105,12 @@ private:
     // In an extension: the length of the words for it, the words, and what it holds.
     bool array(PyObject* object) {
         PlainArray found;
-        if (!rules_.arrays->look(object, false, found) || found.dtype == nullptr || found.dims == 0 || found.bytes == 0) return false;
-        if (!fits_in_short(found.bytes)) return false;
+        std::uint8_t code = rules_.array_code;
+        if (!rules_.arrays->look(object, false, found)) {
+            if (!rules_.arrays->look_at_mere_tensor(object, found)) return false;
+            code = rules_.tensor_code;
+        }
+        if (found.dtype == nullptr || found.bytes == 0 || !fits_in_short(found.bytes)) return false;
         words_.clear();
         words_.list(4);
         words_.unsigned_number(found.bytes);
@@ -110,7 +119,7 @@ private:
         words_.text(found.dtype->data(), found.dtype->size());
         words_.boolean(false);  // not in Fortran's order
         if (words_.size() > 0xff) return false;
-        out_.extension(rules_.array_code, 1 + words_.size() + found.bytes);
+        out_.extension(code, 1 + words_.size() + found.bytes);
         out_.put(static_cast<std::uint8_t>(words_.size()));
         out_.append(words_.data(), words_.size());
         out_.append(reinterpret_cast<const char*>(found.data), found.bytes);
@@ -155,11 +164,13 @@ private:
     const HeadRules& rules_;
     int max_depth_;
     bool must_be_short_ = false;
-    static thread_local MessagePackWriter out_, words_;
+    MessagePackWriter out_, words_;
+    // The memory of the last message of this thread, but for one that is packed while another is: to look at the first tensor
+    // of a program runs Python.
+    static thread_local MessagePackWriter spare_;
 };
 
-thread_local MessagePackWriter PlainPacker::out_;
-thread_local MessagePackWriter PlainPacker::words_;
+thread_local MessagePackWriter PlainPacker::spare_;
 
 constexpr Py_ssize_t longest_name = 1024;  // as in src/phalanx/rpc/payload.py
 
@@ -195,12 +206,19 @@ private:
 class HeadArrays {
 public:
     // `read_words(bytes)` gives bytes, shape and dtype (None if the words are wrong), and `empty(count)` memory for so many
-    // bytes. What an array holds begins at a multiple of `align` there.
-    HeadArrays(std::uint8_t code, std::size_t align, nb::object array_type, nb::object empty, nb::object read_words)
-        : code_(code), align_(align), array_type_(std::move(array_type)), empty_(std::move(empty)), read_words_(std::move(read_words)) {}
+    // bytes. What an array holds begins at a multiple of `align` there. `as_tensor(array)` makes a tensor of it.
+    HeadArrays(std::uint8_t array_code, std::uint8_t tensor_code, std::size_t align, nb::object array_type, nb::object empty,
+               nb::object read_words, nb::object as_tensor)
+        : array_code_(array_code),
+          tensor_code_(tensor_code),
+          align_(align),
+          array_type_(std::move(array_type)),
+          empty_(std::move(empty)),
+          read_words_(std::move(read_words)),
+          as_tensor_(std::move(as_tensor)) {}
 
     nb::object read(int code, nb::handle data) {
-        if (code != code_) throw nb::value_error("an extension that only the general way reads");
+        if (code != array_code_ && code != tensor_code_) throw nb::value_error("an extension that only the general way reads");
         const Buffer message(data, PyBUF_SIMPLE);
         const auto* bytes = reinterpret_cast<const char*>(message.data());
         const std::size_t begin = message.bytes() == 0 ? 1 : 1 + static_cast<std::uint8_t>(bytes[0]);
@@ -217,7 +235,8 @@ public:
             start = (align_ - reinterpret_cast<std::uintptr_t>(room.data()) % align_) % align_;
             std::memcpy(room.data() + start, bytes + begin, known.bytes);
         }
-        return array_type_(known.shape, known.dtype, memory, start);
+        nb::object array = array_type_(known.shape, known.dtype, memory, start);
+        return code == tensor_code_ ? as_tensor_(array) : array;
     }
 
 private:
@@ -241,29 +260,30 @@ private:
         return known_.emplace(words, std::move(known)).first->second;
     }
 
-    std::uint8_t code_;
+    std::uint8_t array_code_, tensor_code_;
     std::size_t align_;
-    nb::object array_type_, empty_, read_words_;
+    nb::object array_type_, empty_, read_words_, as_tensor_;
     std::map<std::string, Known, std::less<>> known_;
 };
 
 }  // namespace
 
 void phalanx::bind_packing(nb::module_& m) {
-    nb::class_<HeadPacker>(m, "HeadPacker", "Plain objects, and short arrays, as MessagePack.")
+    nb::class_<HeadPacker>(m, "HeadPacker", "Plain objects, short arrays and tensors as MessagePack.")
         .def(
             "__init__",
             [](HeadPacker* self, std::size_t inline_bytes, std::size_t inline_in_short, std::size_t longest_short, std::uint8_t array_code,
-               const PlainArrays* arrays) {
-                new (self) HeadPacker({inline_bytes, inline_in_short, longest_short, array_code, arrays});
+               std::uint8_t tensor_code, PlainArrays* arrays) {
+                new (self) HeadPacker({inline_bytes, inline_in_short, longest_short, array_code, tensor_code, arrays});
             },
             nb::arg("inline_bytes"), nb::arg("inline_in_short"), nb::arg("longest_short"), nb::arg("array_code") = 0,
-            nb::arg("arrays") = nb::none(), nb::keep_alive<1, 6>())
+            nb::arg("tensor_code") = 0, nb::arg("arrays") = nb::none(), nb::keep_alive<1, 7>())
         .def("value", &HeadPacker::value, nb::arg("value").none(), nb::arg("max_depth"), "None if it is not plain, or too long.")
         .def("call", &HeadPacker::call, nb::arg("name").none(), nb::arg("target"), nb::arg("seconds"), nb::arg("args"),
              nb::arg("kwargs"), nb::arg("max_depth"), "A remote call; None if it is not plain, or too long.");
     nb::class_<HeadArrays>(m, "HeadArrays", "Reads the arrays that a HeadPacker has written.")
-        .def(nb::init<std::uint8_t, std::size_t, nb::object, nb::object, nb::object>(), nb::arg("code"), nb::arg("align"),
-             nb::arg("array_type"), nb::arg("empty"), nb::arg("read_words"))
-        .def("read", &HeadArrays::read, nb::arg("code"), nb::arg("data"), "An array with memory of its own; ValueError if it is none.");
+        .def(nb::init<std::uint8_t, std::uint8_t, std::size_t, nb::object, nb::object, nb::object, nb::object>(), nb::arg("array_code"),
+             nb::arg("tensor_code"), nb::arg("align"), nb::arg("array_type"), nb::arg("empty"), nb::arg("read_words"),
+             nb::arg("as_tensor"))
+        .def("read", &HeadArrays::read, nb::arg("code"), nb::arg("data"), "An array or a tensor with memory of its own; ValueError if it is none.");
 }

@@ -23,6 +23,7 @@ class HeadPacker:
         inline_in_short: int,
         longest_short: int,
         array_code: int = 0,
+        tensor_code: int = 0,
         arrays: PlainArrays | None = None,
     ) -> None: ...
     def value(self, value: Any, max_depth: int) -> bytes | None: ...
@@ -39,11 +40,13 @@ class HeadPacker:
 class HeadArrays:
     def __init__(
         self,
-        code: int,
+        array_code: int,
+        tensor_code: int,
         align: int,
         array_type: type[Any],
         empty: Callable[[int], Any],
         read_words: Callable[[bytes], tuple[int, tuple[int, ...], Any]],
+        as_tensor: Callable[[Any], Any],
     ) -> None: ...
     def read(self, code: int, data: Any) -> Any: ...
 

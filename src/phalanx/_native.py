@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -127,17 +127,12 @@ PLAIN: Final = "?bBhHiIlLqQefdFD"
 @functools.cache
 def plain_arrays() -> PlainArrays:
     """Knowledge of NumPy's arrays for the core's fast paths: which dtypes they take, and how an array is laid out."""
-    return plain_arrays_of([np.dtype(letter) for letter in PLAIN])
-
-
-def plain_arrays_of(dtypes: Iterable[np.dtype[Any]]) -> PlainArrays:
-    """The same of arrays of these dtypes."""
     assert core is not None
-    named = [(dtype, dtype.str) for dtype in dtypes]
+    dtypes = [(dtype, dtype.str) for dtype in map(np.dtype, PLAIN)]
     frozen = np.arange(6.0).reshape(2, 3)
     frozen.flags.writeable = False
     samples = [np.zeros(5, np.float32), np.zeros((2, 3, 4), np.int16), np.zeros((2, 3)).T, np.array(1.0), frozen]
-    arrays: PlainArrays = core.PlainArrays(np.ndarray, named, samples, tensor_reader, _bfloat16)
+    arrays: PlainArrays = core.PlainArrays(np.ndarray, dtypes, samples, tensor_reader, _bfloat16)
     return arrays
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx._native import core
+from phalanx._native import core, tensor_reader
 from phalanx.errors import InvalidMessage, UnsupportedArray, UsageError
 from phalanx.rpc import payload as payload_module
 from phalanx.rpc.payload import (
@@ -37,7 +37,7 @@ from phalanx.rpc.payload import (
     plan_call,
     plan_value,
 )
-from phalanx.wire import codec, near_arrays
+from phalanx.wire import codec, dtypes, near_arrays
 from phalanx.wire.packing import INLINE, INLINE_IN_SHORT, PLAIN, READ_AT_ONCE, Code
 
 LIMITS = Limits()
@@ -94,6 +94,8 @@ def same(a: Any, b: Any) -> bool:
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     if isinstance(a, np.ndarray):
         return bool(a.dtype == b.dtype) and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if type(a).__name__ == "Tensor":
+        return bool(a.dtype == b.dtype) and same(a.numpy(), b.numpy())
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
@@ -204,7 +206,7 @@ DTYPES = "?bBhHiIqQefdFD"
 class TestShortArrays:
     """They are in the head."""
 
-    @pytest.mark.parametrize("shape", [(1,), (3, 4, 5), (1,) * 32, (INLINE_IN_SHORT,), (2, 1, 64)], ids=str)
+    @pytest.mark.parametrize("shape", [(), (1,), (3, 4, 5), (1,) * 32, (INLINE_IN_SHORT,), (2, 1, 64)], ids=str)
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip(self, shape: tuple[int, ...], dtype: str) -> None:
         array = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
@@ -236,7 +238,6 @@ class TestShortArrays:
     @pytest.mark.parametrize(
         "array",
         [
-            np.array(1.0),
             np.zeros((0, 3)),
             np.ones((4, 4))[:, ::2],
             np.ones(3, ">i4"),
@@ -311,6 +312,78 @@ class TestShortArrays:
             assert same(plan_value(pack(sent), 0, LIMITS).build(), expected)
         with pytest.raises(InvalidMessage):  # it can be no key
             plan_value(pack(Ext(Code.DICT, pack([near(ARRAY), 1]))), 0, LIMITS)
+
+
+class TestShortTensors:
+    """They are in the head, too, if they are no more than their elements."""
+
+    @pytest.fixture
+    def torch(self) -> Any:
+        torch = pytest.importorskip("torch")
+        if tensor_reader() is None:
+            pytest.skip("this torch does not tell the core where a tensor lies")
+        return torch
+
+    def near(self, array: np.ndarray[Any, Any]) -> Ext:
+        return Ext(Code.NEAR_TENSOR, near(array).data)
+
+    @pytest.mark.parametrize(
+        "dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+    )
+    @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (4000,)], ids=str)
+    def test_round_trip(self, torch: Any, dtype: str, shape: tuple[int, ...]) -> None:
+        tensor = torch.ones(shape, dtype=getattr(torch, dtype))
+        for value in (tensor, [{"a": tensor}, 1]):
+            out = encode_value(value, LIMITS)
+            words = self.near(tensor.numpy())
+            assert (out.head, out.payload) == (pack(words if value is tensor else [{"a": words}, 1]), 0)
+            got = receive_value(out)
+            assert fast_value(out.head) is not NOT_FAST
+            got = got if value is tensor else got[0]["a"]
+            assert type(got) is torch.Tensor
+            assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(got, tensor)
+            assert got.data_ptr() % 64 == 0
+            got.zero_()
+            assert tensor.all()
+
+    def test_others_go_the_general_way(self, torch: Any) -> None:
+        leaf = torch.ones(3, requires_grad=True)
+        others = [
+            leaf,
+            leaf * 2,
+            torch.ones(4, 4).T[:, 1:],
+            torch.tensor([1 + 2j]).conj(),
+            torch.tensor([1 + 2j]).conj().imag,  # the negative of what lies there
+            torch.ones(3, dtype=torch.bfloat16),
+            torch.ones(0, 3),
+        ]
+        for tensor in others:
+            out = encode_value(tensor, LIMITS)
+            assert fast_value(out.head) is NOT_FAST
+            got = receive_value(out)
+            assert torch.equal(got, tensor)
+            assert (got.dtype, got.requires_grad) == (tensor.dtype, tensor.requires_grad)
+        for refused in (torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3), requires_grad=False)):
+            with pytest.raises(UsageError):
+                encode_value(refused, LIMITS)
+
+    def test_the_general_way_reads_them(self, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        [got, _] = plan_value(pack([self.near(ARRAY), (1,)]), 0, LIMITS).build()
+        assert torch.equal(got, torch.from_numpy(ARRAY))
+        assert torch.equal(near_arrays._read(Code.NEAR_TENSOR, memoryview(self.near(ARRAY).data)), got)
+        head = pack(self.near(ARRAY))
+        with monkeypatch.context() as patch:
+            patch.setattr(dtypes, "loaded_torch", lambda: None)  # as where the program has not imported it
+            assert fast_value(head) is NOT_FAST
+            assert torch.equal(payload_module.read_value(head, LIMITS), got)
+
+    def test_malformed(self, torch: Any) -> None:
+        for data in (b"", near(ARRAY).data[:-1], bytes(near(np.array([True])).data)[:-1] + b"\x02"):
+            head = pack(Ext(Code.NEAR_TENSOR, bytes(data)))
+            assert fast_value(head) is NOT_FAST
+            with pytest.raises(InvalidMessage, match="array in the head of an object is malformed"):
+                plan_value(head, 0, LIMITS)
 
 
 @pytest.mark.usefixtures("no_array_is_near")

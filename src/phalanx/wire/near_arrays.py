@@ -1,4 +1,4 @@
-"""Short arrays that travel in the head of a message itself, with the words for them.
+"""Short arrays and tensors that travel in the head of a message itself, with the words for them.
 
 An array is mostly sent behind the head, from where it lies to where it is to lie. That is a frame with a payload, for
 which the receiver plans and allocates first. Where the arrays of a remote call are short, they are copied into the head
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .._native import core, plain_arrays_of
+from .._native import core, plain_arrays
 from ..errors import ProtocolError
 from . import dtypes
 from .packing import ALIGN, INLINE, INLINE_IN_SHORT, READ_AT_ONCE, Code, allocate
@@ -71,19 +71,28 @@ def _no_call(_name: Any, _target: int, _seconds: float, _args: Any, _kwargs: Any
 
 
 def _read(code: int, data: memoryview) -> Any:
-    array = read_near(data) if code == Code.NEAR_ARRAY else None
+    array = read_near(data) if code in (Code.NEAR_ARRAY, Code.NEAR_TENSOR) else None
     if array is None:
         raise ValueError("an extension that only the general way reads")
-    return array
+    return array if code == Code.NEAR_ARRAY else _as_tensor(array)
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    torch = dtypes.loaded_torch()
+    if torch is None:
+        raise ValueError("torch is not imported here: the general way does so")
+    return torch.from_numpy(array)
 
 
 pack_value, pack_call, near_array = _no_value, _no_call, _read
 if core is not None:
-    _packer = core.HeadPacker(INLINE, INLINE_IN_SHORT, READ_AT_ONCE, Code.NEAR_ARRAY, plain_arrays_of(_DTYPES.values()))
+    _packer = core.HeadPacker(INLINE, INLINE_IN_SHORT, READ_AT_ONCE, Code.NEAR_ARRAY, Code.NEAR_TENSOR, plain_arrays())
     pack_value = _packer.value
-    """As `packing.pack_plain`, but arrays of a common dtype may be in a short head, too."""
+    """As `packing.pack_plain`, but arrays and tensors of a common dtype may be in a short head, too."""
     pack_call = _packer.call
     """The same of a call: name, target, seconds, arguments and keywords. None, too, if one of these is not valid."""
     _bytes = functools.partial(np.empty, dtype=np.uint8)
-    near_array = core.HeadArrays(Code.NEAR_ARRAY, ALIGN, np.ndarray, _bytes, read_array_words).read
+    near_array = core.HeadArrays(
+        Code.NEAR_ARRAY, Code.NEAR_TENSOR, ALIGN, np.ndarray, _bytes, read_array_words, _as_tensor
+    ).read
     """Reads an array in a head, as a hook of msgspec for extensions; ValueError for any other, and for wrong words."""

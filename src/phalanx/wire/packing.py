@@ -133,6 +133,8 @@ class Code:
     """A dataclass, Struct, named tuple or member of an enum: its type's name, and what it is as plain data."""
     NEAR_ARRAY = 22
     """With its bytes in the head: `near_arrays`."""
+    NEAR_TENSOR = 23
+    """The same of torch, without a gradient."""
 
 
 class Blob:

@@ -162,6 +162,10 @@ class HeadReader:
             raise ProtocolError("an array in the head of an object is malformed")
         return array
 
+    def near_tensor(self, data: memoryview) -> Any:
+        array = self.near_array(data)
+        return dtypes.make_tensor(array.reshape(-1).view(np.uint8), array.dtype.name, array.shape, False)
+
     def tensor(self, data: memoryview) -> Any:
         if self._made is not None:  # it was checked
             return next(self._made)
@@ -278,6 +282,7 @@ _READERS: dict[int, Callable[[HeadReader, memoryview], Any]] = {
     Code.SCALAR: HeadReader.scalar,
     Code.ARRAY: HeadReader.array,
     Code.NEAR_ARRAY: HeadReader.near_array,
+    Code.NEAR_TENSOR: HeadReader.near_tensor,
     Code.TENSOR: HeadReader.tensor,
     Code.BLOB: HeadReader.blob,
     Code.PICKLE: HeadReader.pickle,
