@@ -385,7 +385,8 @@ def make_memory_file(name: str, size: int) -> int:
         raise OSError("this system has no memory files")
     import fcntl
 
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    # By `map`, in one step: after a call of its own, a signal handler that raises would lose the descriptor.
+    [fd] = map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, memory_seals())
@@ -425,13 +426,19 @@ def open_descriptor_of(pid: int, number: int, check: Callable[[os.stat_result], 
     """
     if not LINUX:
         raise OSError("this system has no way to another process's descriptors")
-    # O_PATH looks at the file without opening it: opening a device or a pipe could have effects, or wait.
-    path = os.open(f"/proc/{pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
+    opened: list[int] = []
     try:
-        check(os.fstat(path))
-        return os.open(f"/proc/self/fd/{path}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(path)
+        # O_PATH looks at the file without opening it: opening a device or a pipe could have effects, or wait.
+        opened += map(os.open, (f"/proc/{pid}/fd/{number}",), (os.O_PATH | os.O_CLOEXEC,))  # as in `make_memory_file`
+        check(os.fstat(opened[0]))
+        opened += map(os.open, (f"/proc/self/fd/{opened[0]}",), (os.O_RDWR | os.O_CLOEXEC,))
+        [_] = map(os.close, opened[:1])
+        del opened[0]
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return opened[0]
 
 
 # -- descriptors and sockets -----------------------------------------------------------------------------------------

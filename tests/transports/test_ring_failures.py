@@ -18,6 +18,7 @@ from tests.transports.support import warm
 import phalanx as px
 from phalanx.testing import faults, run_ranks
 from phalanx.transports.ring import SIZE
+from phalanx.transports.shared_memory import make_memory, open_memory
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -231,6 +232,41 @@ def test_interrupts_leave_no_half_message(victim: int) -> None:
     seen = run_ranks(2, _alarmed, victim, backend="mesh")
     assert seen[victim]["interrupted"] > 0
     assert min(s["whole"] for s in seen) > 10
+
+
+def _alarmed_openings(_group: px.Group) -> tuple[int, int]:
+    """Makes memory and opens it, as the two ends of a ring do; how often that was interrupted, and descriptors lost."""
+    armed = False
+
+    def ring(_number: int, _frame: object) -> None:
+        if armed:
+            raise Alarm
+
+    signal.signal(signal.SIGALRM, ring)
+    times = random.Random(7)
+    before = len(os.listdir("/proc/self/fd"))
+    interrupted = 0
+    for _ in range(4000):
+        made = opened = -1
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-6, 60e-6))
+            [made, nonce] = make_memory("phalanx-test", 4096)
+            opened = open_memory(os.getpid(), made, 4096, nonce)
+            armed = False
+        except Alarm:
+            interrupted += 1
+        armed = False
+        for fd in (made, opened):
+            if fd >= 0:
+                os.close(fd)
+    return interrupted, len(os.listdir("/proc/self/fd")) - before
+
+
+def test_an_interrupt_loses_no_descriptor_of_memory() -> None:
+    [(interrupted, lost)] = run_ranks(1, _alarmed_openings, backend="mesh")
+    assert interrupted > 100
+    assert lost == 0
 
 
 def _forked(group: px.Group) -> None:
