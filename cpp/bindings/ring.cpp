@@ -71,7 +71,7 @@ std::size_t read_into(RingIn& in, nb::handle view) {
     }
     if (count == 0) {
         std::size_t taken = 0;
-        moving(buffer.bytes(), [&] { taken = in.loans.take(*ring, buffer.data(), buffer.bytes()); });
+        moving(buffer.bytes(), [&] { taken = in.loans.take(*ring, buffer.data(), buffer.bytes(), true); });
         return taken != 0 ? taken : read_into(in, view);  // it is over, and the rest comes through the ring
     }
     moving(count, [&] { ring->peek(buffer.data(), count); });

@@ -139,7 +139,7 @@ public:
         const std::size_t wanted = std::min(size_ - done_, detail::piece_of(size_));
         const std::size_t count = std::min(ring_.available(wanted), wanted);
         if (count == 0 && size_ > 0) {
-            const std::size_t lent = mapped_.loans.take(ring_, data_ + done_, size_ - done_);
+            const std::size_t lent = mapped_.loans.take(ring_, data_ + done_, size_ - done_, false);
             done_ += lent;
             return lent > 0;
         }

@@ -429,7 +429,7 @@ private:
     // Reads of the other side's memory. If it cannot, the part is over, and the rest comes in another one.
     std::size_t borrow(const Rings& rings, char* to, std::size_t bytes) {
         auto* memory = reinterpret_cast<std::byte*>(to);
-        const std::size_t count = borrower_.read(*rings.in, part_, part_.bytes - part_left_, memory, bytes);
+        const std::size_t count = borrower_.read(*rings.in, part_, part_.bytes - part_left_, memory, bytes, true);
         if (count == 0) part_left_ = 0;
         return count;
     }

@@ -148,16 +148,17 @@ private:
 // The receiver's side.
 class Borrower {
 public:
-    // `pid`: the process at the other end. So many of the crew, if there is one, read along.
+    // `pid`: the process at the other end. So many of the crew, if there is one, may read along at any time.
     Borrower(pid_t pid, SharedCrew* crew, int helpers) noexcept : pid_(pid), crew_(crew), helpers_(helpers) {}
 
-    // Reads on. 0 if that cannot be done, or the sender waits no more: then the rest comes in another part.
-    std::size_t read(RingReader& ring, const PayloadPart& part, std::size_t done, std::byte* to, std::size_t bytes) {
+    // Reads on. 0 if that cannot be done, or the sender waits no more: then the rest comes in another part. `lender_rests`: it
+    // does nothing else, and soon sleeps, so that its core is free for one that helps.
+    std::size_t read(RingReader& ring, const PayloadPart& part, std::size_t done, std::byte* to, std::size_t bytes, bool lender_rests) {
         const std::uint64_t before = Loan::open(part.number) + done;
         std::uint64_t found = before;
         // Not if it is over already: the address may be another's array by now.
         const bool stands = ring.control().loan.load(std::memory_order_acquire) == before;
-        const bool came = stands && knows(part) && read_all(to, part.address + done, bytes);
+        const bool came = stands && knows(part) && read_all(to, part.address + done, bytes, lender_rests ? std::max(helpers_, 1) : helpers_);
         const std::uint64_t after = came ? before + bytes : before | Loan::closed | Loan::refused;
         const bool kept = ring.control().loan.compare_exchange_strong(found, after, std::memory_order_acq_rel);
         ring.wake_other();
@@ -179,12 +180,12 @@ private:
     }
 
     // One core does not copy as fast as the memory could.
-    bool read_all(std::byte* to, std::uint64_t from, std::size_t bytes) const noexcept {
+    bool read_all(std::byte* to, std::uint64_t from, std::size_t bytes, int helpers) const noexcept {
         std::atomic<bool> fine{true};
         auto read_part = [&](std::size_t begin, std::size_t size) {
             if (!read_piece(to + begin, from + begin, size)) fine.store(false, std::memory_order_relaxed);
         };
-        const bool helped = crew_ != nullptr && crew_->share(bytes, helpers_, worth_helping, read_part);
+        const bool helped = crew_ != nullptr && crew_->share(bytes, helpers, worth_helping, read_part);
         if (!helped) read_part(0, bytes);
         return fine.load(std::memory_order_relaxed);
     }

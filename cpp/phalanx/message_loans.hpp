@@ -98,13 +98,14 @@ public:
     // Whether what comes next is lent. Any thread may look.
     static bool stands(RingReader& ring) noexcept { return found(ring).has_value(); }
 
-    // Reads on, a part of it. 0 if it is not lent, or cannot be read: then it comes through the ring.
-    std::size_t take(RingReader& ring, std::byte* to, std::size_t most) noexcept {
+    // Reads on, a part of it. 0 if it is not lent, or cannot be read: then it comes through the ring. `lender_rests`: as for
+    // Borrower::read; in an exchange it reads as well.
+    std::size_t take(RingReader& ring, std::byte* to, std::size_t most, bool lender_rests) noexcept {
         const std::optional<Standing> standing = found(ring);
         if (!standing) return 0;
         const auto& [part, taken] = *standing;
         try {
-            if (borrower_) return borrower_->read(ring, part, taken, to, std::min({most, part.bytes - taken, slice}));
+            if (borrower_) return borrower_->read(ring, part, taken, to, std::min({most, part.bytes - taken, slice}), lender_rests);
         } catch (const std::exception&) {
             // There is no memory for it.
         }
@@ -118,7 +119,7 @@ public:
         Outcome outcome = Outcome::done;
         while (done < size && outcome == Outcome::done) {
             outcome = phalanx::read_on(ring, to, size, done, patience, bound, [&ring] { return stands(ring); });
-            if (outcome == Outcome::done && done < size) done += take(ring, to + done, size - done);
+            if (outcome == Outcome::done && done < size) done += take(ring, to + done, size - done, true);
         }
         return outcome;
     }

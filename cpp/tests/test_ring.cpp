@@ -8,6 +8,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <random>
@@ -397,7 +399,7 @@ void read_lent(RingReader& ring, MessageBorrower& borrower, const std::vector<st
             ring.skip(count);
             if (count > 0) ring.publish();
             done += count;
-            if (count == 0) done += borrower.take(ring, bytes.data() + done, std::min<std::size_t>(size - done, 70'000));
+            if (count == 0) done += borrower.take(ring, bytes.data() + done, std::min<std::size_t>(size - done, 70'000), false);
         }
         CHECK(bytes == pattern(size, seed++));
     }
@@ -485,6 +487,31 @@ void lent_messages() {
 }
 
 // Several rings have one crew: whoever does not get it reads alone. It may be let go meanwhile.
+int threads_here() {
+    return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}));
+}
+
+// Where no cores are to spare, that of a lender who rests is: a thread reads along. In an exchange none does.
+void helped_on_the_core_of_the_lender() {
+    Shared shared(4096);
+    SharedCrew crew(2);
+    RingReader ring = shared.reader();
+    RingWriter writer = shared.writer();
+    MessageBorrower borrower;
+    borrower.borrow_from(getpid(), &crew, 0);
+    MessageLender lender;
+    const int before = threads_here();
+    for (const bool rests : {false, true}) {
+        const auto sent = pattern(4 << 20, rests ? 1 : 2);
+        std::vector<std::byte> got(sent.size());
+        CHECK(lender.begin(writer, sent.data(), sent.size()) == sent.size());
+        CHECK(borrower.take(ring, got.data(), got.size(), rests) == sent.size());
+        CHECK(lender.end(writer, sent.size()) == sent.size());
+        CHECK(got == sent);
+        CHECK(threads_here() == before + (rests ? 1 : 0));
+    }
+}
+
 void lent_to_several() {
     SharedCrew crew(2);
     const std::vector<std::size_t> messages{1 << 20, 1'500'000, 3'000'001, 1 << 20, 5 << 20, 1'200'000, 1 << 21, 1 << 20};
@@ -530,6 +557,7 @@ int main() {
     between_threads();
     between_processes();
     lent_messages();
+    helped_on_the_core_of_the_lender();
     lent_to_several();
     std::printf("%d checks, %d failures\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

@@ -233,7 +233,7 @@ class _NativePipe(Pipe):
                 crew=lending.crew,
                 helpers=lending.helpers,
             )
-            self.slice = LENT_SLICE if lending.helpers else SLICE
+            self.slice = LENT_SLICE if lending.lend_from else SLICE
         else:
             native = core.FramePipe(stream.fd, None, None, READ_AHEAD)
         self.native = native

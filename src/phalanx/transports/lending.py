@@ -16,10 +16,12 @@ from ..tuning import MOST_HELPERS, NEVER, current
 if TYPE_CHECKING:
     from .._core import Crew
 
-__all__ = ["NOTHING", "Lending", "lending_with"]
+__all__ = ["LEND_ALONE_FROM", "NOTHING", "Lending", "lending_with"]
 
 LEND_FROM = 256 << 10
 """Bytes of a payload from which a copy less may gain more than it takes to arrange: both ways are tried then."""
+LEND_ALONE_FROM = 2 << 20
+"""The same of a message where no cores are to spare. The core of the sender is, while it waits: a thread helps there."""
 LEND_IN_EXCHANGES_FROM = 128 << 10
 """The same of a message whose sender receives another at the same time: neither core is idle then."""
 LEND_FOR = 20e-3

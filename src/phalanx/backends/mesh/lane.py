@@ -21,7 +21,7 @@ from ...operating_system import hung_up
 from ...rendezvous.error_codec import encode_error, shorten_error
 from ...transports.channel import Inbound, Outbound
 from ...transports.direct import outbound_over
-from ...transports.lending import Lending, lending_with
+from ...transports.lending import LEND_ALONE_FROM, Lending, lending_with
 from ...transports.mailbox import PendingTransfer, Receive, Sink
 from ...transports.ring import open_offer
 from ...transports.ring_channel import RingInbound, RingOutbound
@@ -285,9 +285,10 @@ class MeshLane(Lane):
 
     @property
     def _lending(self) -> Lending:
-        """How long messages go: where nobody helps, two cores that copy at the same time are as quick as one alone."""
+        """How long messages go: where few help, two cores that copy at the same time are as quick up to some length."""
         lending = lending_with(self.spare_cores, self.crew)
-        return lending if self.spare_cores > 0 else lending._replace(lend_from=0)
+        alone = lending.lend_from and self.spare_cores == 0
+        return lending._replace(lend_from=LEND_ALONE_FROM) if alone else lending
 
     def fast_messages(self, recorder: Recorder, timeout: float) -> FastMessages | StreamMessages | None:
         if core is None:
