@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,10 +85,18 @@ def by_slurm(jobs: Jobs, command: list[str]) -> list[Job]:
     return [jobs.start(sys.executable, *command, env={**common, **own, "SLURM_TASK_PID": "1"}) for own in each]
 
 
-def by_hand(jobs: Jobs, command: list[str], *, ranks: int = RANKS, **more: str) -> list[Job]:
-    """The variables of torch's `env://`, and nothing else. The last rank goes first."""
+def by_hand(
+    jobs: Jobs, command: list[str], *, ranks: int = RANKS, special: Mapping[int, dict[str, str]] = {}, **more: str
+) -> list[Job]:
+    """The variables of torch's `env://`, and nothing else. The last rank goes first.
+
+    Args:
+        special: More variables for some ranks.
+        more: More variables for all.
+    """
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
-    return [jobs.start(sys.executable, *command, env={**common, "RANK": str(rank)}) for rank in reversed(range(ranks))]
+    each = [{**common, "RANK": str(rank), **special.get(rank, {})} for rank in range(ranks)]
+    return [jobs.start(sys.executable, *command, env=env) for env in reversed(each)]
 
 
 def by_hand_with_token(jobs: Jobs, command: list[str]) -> list[Job]:

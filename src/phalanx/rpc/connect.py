@@ -305,7 +305,7 @@ class Connections:
             max_queue=self._max_queue,
             forget=self.servers.discard,
         )
-        if self._lanes and src != self._rank:
+        if src != self._rank:
             link.lanes = ServerLanes(link, self._lanes, self.servers)
         with self._lock:
             if not self.closed:

@@ -151,7 +151,7 @@ class ServerLanes:
     """The side that accepts lanes.
 
     Args:
-        most: How many it wants at most.
+        most: How many it wants at most; 0: none, which the caller cannot know.
         links: The links of this agent, among which is the one that a lane belongs to.
     """
 
@@ -179,7 +179,7 @@ class ServerLanes:
             raise ProtocolError("protocol error: an offer of lanes that is malformed, or the second one")
         self._secret = secret
         self._agreed = min(most, self._most) if type(self._link.stream) is Stream else 0
-        if not _can_open(2 * self._agreed + SPARE, self._link.stream.fd):
+        if self._agreed and not _can_open(2 * self._agreed + SPARE, self._link.stream.fd):
             self._agreed = 0
         with contextlib.suppress(PhalanxError):  # it has gone away meanwhile, as the mover will find
             self._link.send(CallKind.LANES, 0, pack(self._agreed))

@@ -66,10 +66,10 @@ _VOTE = struct.Struct("<?QQ16s")
 
 
 def memory_groups(backend: LaneBackend) -> list[list[int]]:
-    """The ranks of a backend by the memory that they can share; a rank that cannot share is alone."""
+    """The ranks of a backend by the memory that they can share, the same for all; a rank that cannot share is alone."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank, (host, memory) in enumerate(zip(backend.host_ids, backend.memory_ids, strict=True)):
-        found[(host, memory) if memory and core is not None else (rank,)].append(rank)
+        found[(host, memory) if memory else (rank,)].append(rank)
     return list(found.values())
 
 
