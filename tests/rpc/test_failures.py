@@ -31,6 +31,7 @@ from phalanx.rpc.connect import Connections
 from phalanx.rpc.link import Frame
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
+from phalanx.transports.lending import NOTHING
 from phalanx.wire.calls import CallKind
 
 # -- a rank that dies ------------------------------------------------------------------------------------------------
@@ -377,6 +378,55 @@ def interrupted(agent: Agent, seed: int) -> list[str]:
     use_everything(agent)
     assert interrupts == 150
     return errors
+
+
+def count_ones(agent: Agent) -> None:
+    found = []
+
+    def count(x: np.ndarray[Any, Any]) -> int:
+        found.append(len(np.unique(x)))
+        return int(x.sum())
+
+    agent.register("count", count)
+    agent.register("found", lambda: max(found, default=1))
+
+
+def torn_while_others_send(agent: Agent, size: int) -> tuple[list[str], int]:
+    """A signal handler raises in the middle of a frame, just before another thread sends."""
+    agent._connections._lending, agent._connections._lanes = NOTHING, 0
+    assert agent.call(1, "found") == 1
+    link, main = agent._connections.callers[1], threading.current_thread()
+    send, end = link.pipe.send, link._end_if_cut_short
+    beside = Watch()
+
+    def torn(*args: Any) -> int:
+        count = send(*args)
+        if threading.current_thread() is main:
+            beside.start(agent.call, 1, "count", np.ones(size))
+            time.sleep(0.05)  # it waits for its turn now
+            raise KeyboardInterrupt
+        return count
+
+    def late() -> None:
+        if threading.current_thread() is main:
+            time.sleep(0.2)
+        end()
+
+    link.pipe.send, link._end_if_cut_short = torn, late  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        agent.call(1, "count", np.zeros(size))
+    beside.join()
+    heard = [str(error) for _, error in beside.ended]
+    assert agent.call(1, "count", np.ones(size)) == size  # over a new connection
+    return heard, agent.call(1, "found")
+
+
+@pytest.mark.parametrize("size", [10_000, 1 << 20])
+def test_nothing_follows_a_frame_that_was_cut_short(processes: str, size: int) -> None:
+    heard, kinds = run(processes, 2, count_ones, torn_while_others_send, size)
+    assert len(heard) == 1
+    assert "cut a message short" in heard[0]
+    assert kinds == 1
 
 
 def interrupted_before_it_connects(agent: Agent) -> int:

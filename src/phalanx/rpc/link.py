@@ -56,6 +56,7 @@ LONGEST_SLEEP = 0.5
 one before that could wake it."""
 SHORT_REST = 1e-3
 """Seconds between two looks at a wait which the end of its link should have ended."""
+_CUT_SHORT = "an interrupt or a lack of memory cut a message short"
 LONGEST_HELD = 512
 """Bytes of a head that may wait for others."""
 
@@ -156,6 +157,8 @@ class CallLink(ABC):
         self.pipe.guard(self.mover_lock, self._sending, self._unsent)
         self.queued_bytes = 0
         """Bytes that wait to be sent."""
+        self._is_cut = False
+        """Whether a frame was cut short by an exception, so that nothing may follow it. Guarded by `_sending`."""
         self._frame: Frame | None = None
         self._target: memoryview | None = None
         """Where the rest of `_frame` goes."""
@@ -286,26 +289,31 @@ class CallLink(ABC):
         failure: Exception
         try:
             with self._sending:
-                if self.ended is not None:
-                    raise self.why_ended()
-                count, tried = 0, not self._unsent
-                if tried:
-                    count = self.pipe.send(kind, call, head, buffers, payload)
-                    if count == total:
-                        self._written += count
-                        return True
-                    self.pipe.check()
-                    if self.pipe.held:
-                        self._queue_held()
-                # In one piece with the head, as it was tried: TLS wants a write repeated with no less than it had.
-                parts = [pack_header(kind, len(head), call, payload) + head, *buffers]
-                rest = deque(memoryview(part) for part in parts if len(part))
-                _drop(rest, count)
-                request = call if kind in (CallKind.REQUEST, CallKind.NOTIFY) else 0
-                begun = count > 0 or (tried and self.stream.must_repeat)
-                self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
-                self.queued_bytes += total - count
-                self._written += count  # last: an exception before this line means that a frame was cut short
+                try:
+                    self._check_whole()
+                    if self.ended is not None:
+                        raise self.why_ended()
+                    count, tried = 0, not self._unsent
+                    if tried:
+                        count = self.pipe.send(kind, call, head, buffers, payload)
+                        if count == total:
+                            self._written += count
+                            return True
+                        self.pipe.check()
+                        if self.pipe.held:
+                            self._queue_held()
+                    # In one piece with the head, as it was tried: TLS wants a write repeated with no less than it had.
+                    parts = [pack_header(kind, len(head), call, payload) + head, *buffers]
+                    rest = deque(memoryview(part) for part in parts if len(part))
+                    _drop(rest, count)
+                    request = call if kind in (CallKind.REQUEST, CallKind.NOTIFY) else 0
+                    begun = count > 0 or (tried and self.stream.must_repeat)
+                    self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
+                    self.queued_bytes += total - count
+                    self._written += count  # last: an exception before this line means that a frame was cut short
+                except BaseException:
+                    self._note_if_cut_short()
+                    raise
             self.wake_mover()  # it has to look for room, too
             return False
         except (StreamEnded, ProtocolError) as ended:
@@ -323,20 +331,29 @@ class CallLink(ABC):
         `most`: then `send` it.
         """
         with self._sending:
-            if self.ended is not None or self._unsent:
+            if self.ended is not None or self._unsent or self._is_cut:
                 return False
-            count = self.pipe.hold(kind, call, head, most - 1)
-            self._written += count
+            try:
+                count = self.pipe.hold(kind, call, head, most - 1)
+                self._written += count
+            except BaseException:
+                self._note_if_cut_short()
+                raise
         return count > 0
 
     def send_held(self) -> None:
         """Sends what was held."""
         try:
             with self._sending:
-                if self.ended is None and not self.pipe.send_held():
-                    self.pipe.check()
-                    self._queue_held()
-                waits = bool(self._unsent)
+                try:
+                    self._check_whole()
+                    if self.ended is None and not self.pipe.send_held():
+                        self.pipe.check()
+                        self._queue_held()
+                    waits = bool(self._unsent)
+                except BaseException:
+                    self._note_if_cut_short()
+                    raise
         except (StreamEnded, ProtocolError) as ended:
             self.end(ended)
         except BaseException:
@@ -363,19 +380,24 @@ class CallLink(ABC):
         """
         moved = False
         with self._sending:
-            while self._unsent:
-                first = self._unsent[0]
-                count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
-                if not count:
-                    first.begun = first.begun or self.stream.must_repeat
-                    self.pipe.check()
-                    break
-                moved = first.begun = True
-                _drop(first.views, count)
-                self.queued_bytes -= count
-                if not first.views:
-                    self._unsent.popleft()
-                self._written += count  # last, as in `send`
+            try:
+                self._check_whole()
+                while self._unsent:
+                    first = self._unsent[0]
+                    count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
+                    if not count:
+                        first.begun = first.begun or self.stream.must_repeat
+                        self.pipe.check()
+                        break
+                    moved = first.begun = True
+                    _drop(first.views, count)
+                    self.queued_bytes -= count
+                    if not first.views:
+                        self._unsent.popleft()
+                    self._written += count  # last, as in `send`
+            except BaseException:
+                self._note_if_cut_short()
+                raise
         if moved and self.queued_bytes <= MAX_QUEUED:
             self.on_room()
         if moved and self._waiting:
@@ -383,6 +405,24 @@ class CallLink(ABC):
                 if waiter.done:  # it waits for room
                     waiter.wake()
         return moved
+
+    def _note_if_cut_short(self) -> None:
+        """Sees to it that nothing follows a frame that an exception has cut short; `_end_if_cut_short` does the rest.
+
+        Called with `_sending` held: another thread may be waiting for it, to send.
+        """
+        if self._written != self.pipe.written:
+            self._is_cut = True
+            self.pipe.shut()
+
+    def _check_whole(self) -> None:
+        """Called with `_sending` held.
+
+        Raises:
+            StreamEnded: The last frame was cut short.
+        """
+        if self._is_cut:
+            raise StreamEnded(_CUT_SHORT)
 
     def try_write_queued(self) -> None:
         """As `write_queued`, for a thread that is not the mover; ends the link if the connection has ended."""
@@ -562,7 +602,7 @@ class CallLink(ABC):
         frame begins, or which answers were lost.
         """
         if self._unhandled or (self._written, self._taken) != (self.pipe.written, self.pipe.taken):
-            self.end(ChannelClosed(self.peer, "an interrupt or a lack of memory cut a message short"))
+            self.end(ChannelClosed(self.peer, _CUT_SHORT))
 
     def wait(self, waiter: Waiter, deadline: Deadline) -> bool:
         """Blocks until `waiter` is done, as the mover if there is no other; False if the deadline came first.
