@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -23,19 +24,21 @@ class PlainAlarm:
         """When the work came that is the oldest; infinite if there is none."""
         self._asleep = False
         self._stopped = False
-        self._bell = threading.Event()
+        self._bell = threading.Lock()
+        """Taken until it is rung. Not an event, whose lock a signal handler that raises may leave taken."""
+        self._bell.acquire()
 
     def arm(self) -> None:
         """There is work. Called with the lock held that guards it, as `disarm` is."""
         if self._armed_at == math.inf:
             self._armed_at = time.monotonic()
             if self._asleep:
-                self._bell.set()
+                self._ring()
 
     def hurry(self) -> None:
         """The work is urgent now."""
         self._armed_at = 0.0
-        self._bell.set()
+        self._ring()
 
     def disarm(self) -> None:
         """There is no more work."""
@@ -44,7 +47,7 @@ class PlainAlarm:
     def stop(self) -> None:
         """Ends the waits of the thread."""
         self._stopped = True
-        self._bell.set()
+        self._ring()
 
     def wait(self) -> bool:
         """For the background thread: returns when there is urgent work; False once it was stopped."""
@@ -63,11 +66,14 @@ class PlainAlarm:
             else:
                 self._asleep = True
                 if self._armed_at == math.inf:  # looked at after `_asleep` is set: `arm` looks the other way round
-                    self._sleep(None)
+                    self._sleep(-1)
                 self._asleep = False
                 idle = 0.0
         return False
 
-    def _sleep(self, seconds: float | None) -> None:
-        if self._bell.wait(seconds):
-            self._bell.clear()
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was rung before
+            self._bell.release()
+
+    def _sleep(self, seconds: float) -> None:
+        self._bell.acquire(timeout=seconds)

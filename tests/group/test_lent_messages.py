@@ -19,7 +19,7 @@ from tests.group.helped import helped, helpers
 import phalanx as px
 from phalanx import _native
 from phalanx.testing import faults, run_ranks
-from phalanx.transports.lending import LEND_FROM
+from phalanx.transports.lending import LEND_ALONE_FROM, LEND_FROM
 
 pytestmark = [
     pytest.mark.skipif(not _native.available, reason="rings need the core (PHALANX_PURE is set)"),
@@ -83,11 +83,12 @@ def test_messages_of_many_lengths() -> None:
 def without_cores(group: px.Group) -> int:
     warm_up(group)
     there_and_back(group, [3 * LONG], 3)
-    return int(ring_to(group, 1 - group.rank).lends_from) if group._messages.spare_cores == 0 else 0
+    alone = group._messages.spare_cores == 0
+    return int(ring_to(group, 1 - group.rank).lends_from) if alone else LEND_ALONE_FROM
 
 
-def test_nothing_is_lent_where_nobody_helps() -> None:
-    assert run_ranks(2, without_cores, backend="mesh") == [0, 0]
+def test_less_is_lent_where_nobody_helps_but_the_sender() -> None:
+    assert run_ranks(2, without_cores, backend="mesh") == [LEND_ALONE_FROM] * 2
 
 
 def with_one_crew(group: px.Group) -> list[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import Evicted, PeerLost, PhalanxError, RendezvousError
+from ..news import News
 from ..rendezvous.control import KnownStatuses
 from ..rendezvous.error_codec import decode_error
 from ..slate.slate import Slate
@@ -51,7 +51,7 @@ class ControlPlane:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._watchers: dict[bytes, weakref.ref[Watcher]] = {}
-        self._condition = threading.Condition()
+        self._condition = News()
         self._ended: PhalanxError | None = None
         self._lost: dict[int, PhalanxError] = {}
         self._left: set[int] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 import zlib
 from typing import Protocol
@@ -12,6 +11,8 @@ from typing import Protocol
 from ..config.options import Options
 from ..deadline import Deadline
 from ..errors import Evicted, PhalanxError, RendezvousError, Timeout, WorldNotFormed
+from ..news import News
+from ..one_event import OneEvent
 from ..transports.reactor import Reactor
 from ..transports.stream import Stream
 from ..wire import control as say
@@ -82,7 +83,7 @@ class ControlClient:
         self._rank = rank
         self._options = options
         self._events = events
-        self._condition = threading.Condition()
+        self._condition = News()
         self._waiting = say.Waiting([])
         self._welcome: say.Welcome | None = None
         self._roster: say.Roster | None = None
@@ -254,7 +255,7 @@ class ControlClient:
 
     def _flush(self) -> None:
         if not self._reactor.thread.is_current:
-            done = threading.Event()
+            done = OneEvent()
             if self._reactor.call_soon(done.set):
                 done.wait(FLUSH_WAIT)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..frames import hide_frames
+from ..news import News
 from ..system_limits import raise_limit
 from .caller import CallerLink
 from .pending_call import PendingCall
@@ -34,7 +34,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     _value: Any = _NOTHING
     """The result, once somebody has read it."""
-    _made: threading.Condition | None = None
+    _made: News | None = None
     _done_callbacks: list[Any]
 
     def __init__(self, link: CallerLink, pending: PendingCall) -> None:
@@ -43,14 +43,14 @@ class RpcFuture(concurrent.futures.Future[Any]):
         pending.future = weakref.ref(self)
 
     @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
+    def _condition(self) -> News:  # type: ignore[override]
         """The guard of the state in the base class, by which it also wakes waiting threads. Made on first use."""
         made = self._made
         if made is None:
             own = self.__dict__  # of two threads, one makes each of these
             own.setdefault("_waiters", [])
             own.setdefault("_done_callbacks", [])
-            made = own.setdefault("_made", threading.Condition())
+            made = own.setdefault("_made", News())
             self._call.on_finish = self._complete
             if self._call.done:  # perhaps before it could tell
                 self._complete()

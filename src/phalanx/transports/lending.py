@@ -21,7 +21,7 @@ __all__ = ["LEND_ALONE_FROM", "NOTHING", "Lending", "lending_with"]
 LEND_FROM = 256 << 10
 """Bytes of a payload from which a copy less may gain more than it takes to arrange: both ways are tried then."""
 LEND_ALONE_FROM = 2 << 20
-"""The same of a message where no cores are to spare. The core of the sender is, while it waits: a thread helps there."""
+"""The same of a message where no cores are to spare but that of the sender, which waits: a thread helps there."""
 LEND_IN_EXCHANGES_FROM = 128 << 10
 """The same of a message whose sender receives another at the same time: neither core is idle then."""
 LEND_FOR = 20e-3

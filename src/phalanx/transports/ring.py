@@ -224,7 +224,8 @@ class MadeRing:
                 os.close(memory)
 
     def __del__(self) -> None:
-        if self.memory >= 0 and self._pid == os.getpid():  # in a forked child it may be another's by now
+        # In a forked child it may be another's by now. An interrupt may have come before there was one.
+        if getattr(self, "memory", -1) >= 0 and self._pid == os.getpid():
             self.close_memory()
 
 

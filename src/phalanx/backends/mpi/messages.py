@@ -14,6 +14,7 @@ from ..._native import core, plain_arrays
 from ...config import Options
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PhalanxError, ProtocolError
+from ...news import News
 from ...transports.mailbox import Arrival, Envelope, Mailbox, PendingTransfer, Receive, Sink
 from ...transports.ring_channel import last_handed_over
 from ...transports.stream import Buffer
@@ -68,7 +69,7 @@ class MpiMessages:
         self._sender = MpiSender(mpi, comms, self._world, self._transfers)
         self._guard: threading.RLock | ChannelLock = threading.RLock() if core is None else core.ChannelLock()
         """Held by the thread that looks for what has come. Others need not wait for it."""
-        self._news = threading.Condition()
+        self._news = News()
         self._listeners = 0
         """Threads that wait for the one that looks."""
         self._lock = threading.RLock()

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from ...background_thread import BackgroundThread
 from ...deadline import Deadline
+from ...news import News
 
 __all__ = ["HandlerPool"]
 
@@ -31,7 +32,7 @@ class HandlerPool(Generic[Item]):
         self._run = run
         self._workers = workers
         self._limit = limit
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = News()
         self._items: deque[Item] = deque()
         self._unfinished = 0
         self._running = 0
