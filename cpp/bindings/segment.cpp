@@ -225,6 +225,10 @@ nb::object empty(SharedSegment& s, std::size_t bytes) {
         held->memory->give_back(held->heap, held->start, held->bytes);
         delete held;
     });
+    {
+        const WithoutGil released;
+        put_huge_pages_together(heap + *start, rounded);
+    }
     return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(heap + *start, {bytes}, owner));
 }
 

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "huge_pages.hpp"
+
 namespace phalanx {
 
 class Mapping {
@@ -26,7 +28,7 @@ public:
     // Throws std::system_error if the memory cannot be mapped. The descriptor stays the caller's.
     Mapping(int fd, std::size_t bytes) : bytes_(bytes), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
         if (fd_ < 0) throw std::system_error(errno, std::generic_category());
-        void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+        void* at = map(fd_, bytes);
         if (at == MAP_FAILED) {
             const int error = errno;
             ::close(fd_);
@@ -92,6 +94,28 @@ public:
     }
 
 private:
+    // Long memory begins with a huge page in every process: only so it can have them.
+    static void* map(int fd, std::size_t bytes) noexcept {
+        const int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_NORESERVE;
+        if (bytes < huge_page) return mmap(nullptr, bytes, access, flags, fd, 0);
+        void* room = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (room == MAP_FAILED) return room;
+        auto* first = static_cast<std::byte*>(room);
+        const std::size_t before = (huge_page - reinterpret_cast<std::uintptr_t>(room) % huge_page) % huge_page;
+        void* at = mmap(first + before, bytes, access, flags | MAP_FIXED, fd, 0);
+        if (at == MAP_FAILED) {
+            const int error = errno;
+            munmap(room, bytes + huge_page);
+            errno = error;
+            return at;
+        }
+        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+        const std::size_t end = (before + bytes + page - 1) / page * page;
+        if (before > 0) munmap(first, before);
+        if (end < bytes + huge_page) munmap(first + end, bytes + huge_page - end);
+        return at;
+    }
+
     struct Registry {
         std::mutex lock;
         std::vector<Mapping*> mappings;

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "huge_pages.hpp"
 #include "jitter.hpp"
 #include "long_copy.hpp"
 #include "peer_memory.hpp"
@@ -123,10 +124,13 @@ struct Layout {
     std::size_t boards() const noexcept { return page; }
     std::size_t notebooks() const noexcept { return boards() + rounded(ranks * sizeof(Board)); }
     std::size_t slots() const noexcept { return notebooks() + rounded(ranks * notes * sizeof(Note)); }
-    std::size_t heaps() const noexcept { return slots() + rounded(ranks * depth * slot_bytes); }
-    std::size_t bytes() const noexcept { return heaps() + ranks * rounded(heap_bytes); }
+    std::size_t heaps() const noexcept { return rounded(slots() + ranks * depth * slot_bytes, huge_page); }
+    std::size_t heap() const noexcept { return rounded(heap_bytes, huge_page); }
+    std::size_t bytes() const noexcept { return heaps() + ranks * heap(); }
 
-    static constexpr std::size_t rounded(std::size_t bytes) noexcept { return (bytes + page - 1) / page * page; }
+    static constexpr std::size_t rounded(std::size_t bytes, std::size_t unit = page) noexcept {
+        return (bytes + unit - 1) / unit * unit;
+    }
 };
 
 // From which size something is done in another way: the same on all ranks. `phalanx.tuning` measures it.
@@ -197,9 +201,7 @@ public:
         return reinterpret_cast<Note*>(base_ + layout_.notebooks())[rank * notes + step % notes];
     }
 
-    std::byte* heap(int rank) const noexcept {
-        return base_ + layout_.heaps() + rank * Layout::rounded(layout_.heap_bytes);
-    }
+    std::byte* heap(int rank) const noexcept { return base_ + layout_.heaps() + rank * layout_.heap(); }
 
     // Where an array of this rank's heap begins, as seen by all; 0 for memory that lies elsewhere.
     std::uint64_t offset_of(const void* memory, std::size_t bytes) const noexcept {

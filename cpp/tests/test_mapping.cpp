@@ -85,6 +85,33 @@ void what_is_detached_is_out_of_reach() {
     CHECK(all(theirs.at() + 4 * page, 2, page));
 }
 
+void long_memory_can_have_huge_pages() {
+    constexpr std::size_t bytes = 2 * huge_page + 3 * page;
+    const int fd = memfd_create("test", MFD_CLOEXEC);
+    CHECK(ftruncate(fd, bytes) == 0);
+    {
+        Mapping mine(fd, bytes);
+        Mapping theirs(fd, bytes);
+        for (const Mapping* mapping : {&mine, &theirs}) CHECK(reinterpret_cast<std::uintptr_t>(mapping->at()) % huge_page == 0);
+        fill(theirs.at() + page, 1, bytes - page);
+        put_huge_pages_together(mine.at() + 1, bytes - 1);  // the second, with what it contains
+        put_huge_pages_together(theirs.at(), huge_page - 1);  // none
+        put_huge_pages_together(mine.at(), bytes);
+        CHECK(all(mine.at(), 0, page));
+        CHECK(all(mine.at() + page, 1, bytes - page));
+        fill(mine.at() + huge_page, 2, huge_page);
+        CHECK(all(theirs.at() + huge_page, 2, huge_page));
+        CHECK(theirs.detach(theirs.at() + huge_page - page, 2 * page));
+        fill(mine.at(), 3, bytes);
+        CHECK(all(theirs.at() + huge_page - page, 1, page) && all(theirs.at() + huge_page, 2, page));
+        CHECK(in_child([&] { return fill(mine.at(), 4, bytes), put_huge_pages_together(mine.at(), bytes), true; }));
+        CHECK(all(mine.at(), 3, bytes));
+        CHECK(mine.release(mine.at() + page, huge_page));
+        CHECK(all(mine.at(), 3, page) && all(mine.at() + page, 0, huge_page));
+    }
+    close(fd);
+}
+
 void forks_beside_other_threads() {
 #if !defined(__SANITIZE_THREAD__)  // which takes the parent's threads for leaks of the child
     Memory memory;
@@ -106,6 +133,7 @@ void forks_beside_other_threads() {
 int main() {
     a_child_has_pages_of_its_own();
     what_is_detached_is_out_of_reach();
+    long_memory_can_have_huge_pages();
     forks_beside_other_threads();
     std::printf("%d checks, %d failed\n", checks.load(), failures.load());
     return failures == 0 ? 0 : 1;

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import mmap
 import os
+import random
 import re
 import resource
 import threading
@@ -158,6 +160,66 @@ def arrays(group: px.Group) -> list[Any]:
 def test_arrays_in_it() -> None:
     expected = [(4, 5), "float64", True, True, 20.0, [True, True, True], True, [0, (), (2, 3)], 7]
     assert run(2, arrays, segment_heap=1 << 20) == [expected] * 2
+
+
+def puts_huge_pages_together() -> bool:
+    """Whether the kernel does so for shared memory when it is asked to."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    version = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    return version >= (6, 1) and mmap.PAGESIZE == 4096 and setting.exists() and "[deny]" not in setting.read_text()
+
+
+def in_huge_pages() -> int:
+    """MiB of the segments that this process reaches through huge pages."""
+    found = re.findall(r"memfd:phalanx-segment.*?ShmemPmdMapped: +(\d+) kB", Path("/proc/self/smaps").read_text(), re.S)
+    return sum(map(int, found)) >> 10
+
+
+def long_arrays(group: px.Group) -> list[int]:
+    short, long = group.empty(1 << 20, np.uint8), group.empty((8 << 20) + 5, np.uint8)
+    assert long.ctypes.data % (2 << 20) == 0
+    found = [in_huge_pages()]
+    for x in (short, long):
+        x[:] = group.rank + 1
+        group.all_reduce(x)
+        assert (x == sum(range(1, group.world_size + 1))).all()
+    found.append(in_huge_pages())
+    group.barrier()
+    del x, long
+    group.barrier()
+    return [*found, in_huge_pages()]
+
+
+@pytest.mark.skipif(
+    not puts_huge_pages_together(), reason="Linux puts huge pages of shared memory together from 6.1 on"
+)
+def test_long_arrays_lie_in_huge_pages_and_give_them_back() -> None:
+    for own, with_others, at_the_end in run(2, long_arrays):
+        assert (own, at_the_end) == (8, 0)
+        assert with_others >= 12  # a rank reads and writes half of what the other has
+
+
+def many_arrays(group: px.Group) -> None:
+    times = random.Random(group.rank)
+    held: list[tuple[int, Any]] = []
+    for turn in range(300):
+        size = times.choice([1, 4096, 100_000, (1 << 20) + 1, 2 << 20, 5_000_000])
+        x = group.empty(size, np.uint8)
+        if x.base is not None and size >= 2 << 20:
+            assert x.ctypes.data % (2 << 20) == 0
+        x[:] = turn % 256
+        held.append((turn, x))
+        while len(held) > 6:
+            number, old = held.pop(times.randrange(len(held)))
+            assert (old == number % 256).all()
+    del x, old
+    held.clear()
+    gc.collect()
+    assert group._engine.segment.empty(16 << 20) is not None  # type: ignore[union-attr]
+
+
+def test_arrays_of_many_lengths_keep_out_of_each_others_way() -> None:
+    run(2, many_arrays, segment_heap=16 << 20)
 
 
 def halves(group: px.Group) -> float:
