@@ -22,7 +22,7 @@ PICTURE = Path(__file__).parent / "img" / "architecture.svg"
 HIDDEN = {"__main__", FRONT_DOOR}
 """Two ways into the package, and no layers of their own."""
 SHARED = {
-    *("deadline", "alarm", "background_thread", "one_event", "arguments", "system_limits"),
+    *("deadline", "alarm", "background_thread", "news", "one_event", "arguments", "system_limits"),
     *("errors", "types", "exception_text", "interrupts"),
     "operating_system",
 }

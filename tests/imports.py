@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"wire", "tuning"},
     {"_native", "frames", "thread_frames", "untraced"},
     {"config"},
-    {"deadline", "alarm", "background_thread", "one_event"},
+    {"deadline", "alarm", "background_thread", "news", "one_event"},
     {"arguments", "system_limits"},
     {"errors", "types", "exception_text", "interrupts", "operating_system"},
     {"_core"},

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace phalanx {
@@ -74,14 +75,15 @@ public:
 
     // As the other, and keeps the tensor.
     bool look(nb::handle object, FlatTensor& found, bool on_gpu = false) const {
+        found.tensor = nb::borrow(object);  // before another thread may take it out of the list that it came from
         if (!look(object, static_cast<TensorView&>(found), on_gpu)) return false;
         found.shape = nullptr;
-        found.tensor = nb::borrow(object);
         return true;
     }
 
     // False, without an error, for what is no tensor, or one that is not plain, contiguous and on the CPU, or with `on_gpu` on
-    // one of CUDA's GPUs.
+    // one of CUDA's GPUs. The caller holds the tensor. Other threads may run meanwhile, and perhaps Python's code, but not
+    // between the last look at the tensor and the end.
     bool look(nb::handle object, TensorView& found, bool on_gpu = false) const {
         const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
         if (!is_known(type) || read_ == nullptr) return false;
@@ -91,7 +93,12 @@ public:
             return false;
         }
         const Kind* const kind = kind_of(object, tensor);
-        if (kind == nullptr) return false;
+        if (kind == nullptr || !is_as_it_lies(object)) return false;
+        const std::pair was{tensor.code, tensor.bits};
+        if (read_(object.ptr(), &tensor) != 0 || std::pair{tensor.code, tensor.bits} != was) {  // given other memory meanwhile
+            PyErr_Clear();
+            return false;
+        }
         if ((tensor.device != cpu && !(on_gpu && tensor.device == cuda)) || tensor.lanes != 1 || tensor.bits != 8 * kind->itemsize)
             return false;
         std::int64_t count = 1;
@@ -99,7 +106,7 @@ public:
             if (tensor.shape[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != count && !is_empty(tensor)) return false;
             count *= tensor.shape[i];
         }
-        if ((tensor.data == nullptr && count != 0) || !is_as_it_lies(object)) return false;
+        if (tensor.data == nullptr && count != 0) return false;
         found.gpu = -1;
         if (tensor.device == cuda) {
             found.gpu = tensor.device_number;

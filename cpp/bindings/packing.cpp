@@ -46,7 +46,8 @@ public:
     PlainPacker(const PlainPacker&) = delete;
     PlainPacker& operator=(const PlainPacker&) = delete;
 
-    // False if the object is not plain, or holds one that is not. `depth`: of the containers around it.
+    // False if the object is not plain, or holds one that is not. `depth`: of the containers around it. To look at a tensor lets
+    // other threads run, and perhaps Python's code: they may change each container meanwhile. Then it is the codec's business.
     bool value(PyObject* object, int depth) {
         PyTypeObject* type = Py_TYPE(object);
         if (type == &PyUnicode_Type) return text(object);
@@ -147,13 +148,21 @@ private:
         if (depth >= max_depth_) return false;
         const Py_ssize_t size = PyList_Size(object);
         out_.list(static_cast<std::size_t>(size));
-        for (Py_ssize_t i = 0; i < size; ++i)
-            if (!value(PyList_GetItem(object, i), depth + 1)) return false;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            const nb::object item = nb::borrow(PyList_GetItem(object, i));
+            if (!value(item.ptr(), depth + 1) || PyList_Size(object) != size) return false;
+        }
         return true;
     }
 
     bool map(PyObject* object, int depth) {
         if (depth >= max_depth_) return false;
+        nb::object copy;
+        if (rules_.arrays != nullptr && PyDict_Size(object) > 0) {
+            copy = nb::steal(PyDict_Copy(object));
+            if (!copy.is_valid()) throw nb::python_error();
+            object = copy.ptr();
+        }
         out_.map(static_cast<std::size_t>(PyDict_Size(object)));
         PyObject *key = nullptr, *item = nullptr;
         for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &item) != 0;)

@@ -105,7 +105,8 @@ public:
 
     // As `look_at_tensor`, of one that is no more than its elements: no parameter, nor one whose gradient is wanted.
     bool look_at_mere_tensor(nanobind::handle object, PlainArray& found) {
-        return look_at_tensor(object, found) && nanobind::inst_ptr<TensorReader>(reader_)->is_mere(object);
+        const TensorReader* const reader = reader_for(object);
+        return reader != nullptr && reader->is_mere(object) && look_at_tensor(object, found);
     }
 
     // The memory of a tensor that was looked at, with the tensor.

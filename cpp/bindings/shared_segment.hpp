@@ -24,7 +24,7 @@ public:
 
     std::optional<std::size_t> take(std::size_t bytes) {
         const std::lock_guard guard(lock_);
-        const auto start = retired_ ? std::nullopt : heap_.take(bytes, bytes < huge_page ? page : huge_page);
+        const auto start = retired_ ? std::nullopt : heap_.take(bytes);
         if (start) ++arrays_;
         return start;
     }

@@ -14,15 +14,13 @@ public:
         if (bytes > 0) gaps_[0] = bytes;
     }
 
-    // Where it begins, which is a multiple of `unit`; nothing if there is no such gap.
-    std::optional<std::size_t> take(std::size_t bytes, std::size_t unit = 1) {
+    // Where it begins; nothing if there is no such gap. `bytes` is a multiple of what the caller aligns to.
+    std::optional<std::size_t> take(std::size_t bytes) {
         for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
-            const auto [first, length] = *gap;
-            const std::size_t start = (first + unit - 1) / unit * unit, end = first + length;
-            if (start > end || end - start < bytes) continue;
+            const auto [start, length] = *gap;
+            if (length < bytes) continue;
             gaps_.erase(gap);
-            if (start > first) gaps_[first] = start - first;
-            if (end > start + bytes) gaps_[start + bytes] = end - start - bytes;
+            if (length > bytes) gaps_[start + bytes] = length - bytes;
             return start;
         }
         return std::nullopt;

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-__all__ = ["is_of_a_signal"]
+__all__ = ["insist", "is_of_a_signal"]
 
 
 def is_of_a_signal(error: BaseException) -> bool:
@@ -23,6 +24,18 @@ def is_of_a_signal(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def insist(step: Callable[[], object]) -> None:
+    """Calls what gives things back. If an exception, as by Ctrl-C, cuts it short, calls it once more, and raises that.
+
+    The second time it has to do what was left, and bear what was done.
+    """
+    try:
+        step()
+    except BaseException:
+        step()
+        raise
 
 
 def _code_of(handler: Any) -> CodeType | None:

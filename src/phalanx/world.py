@@ -187,7 +187,7 @@ def _backend(
     if launch.world_size == 1 and launch.joins is None:
         from .backends.simulated import SimulatedBackend
 
-        return SimulatedBackend.create_group(1, timeout=timeout)[0]
+        return SimulatedBackend.create_group(1, timeout=timeout, options=options)[0]
     if name == "tcp":
         if auth != "none":
             raise ConfigError(

@@ -141,6 +141,8 @@ class LaneBackend(Backend):
         """Messages of the current barrier that are done. After a timeout, the next call continues from here."""
         self._dropped: weakref.finalize[..., Any] | None = None
         self._unusable: str | None = None
+        self._is_half_closed = False
+        """Whether an exception came in `close`: the next call does what is left."""
         self.forked = False
         """True in a forked child, whose copy cannot be used."""
         self._lock = threading.RLock()
@@ -280,19 +282,25 @@ class LaneBackend(Backend):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        with self._lock:
-            if self._unusable is not None:
-                return
-            self._unusable = f"this {type(self).__name__} was closed"
+        try:
+            with self._lock:
+                first = self._unusable is None
+                if first:
+                    self._unusable = f"this {type(self).__name__} was closed"
+                elif not self._is_half_closed:
+                    return
+            self.control.unwatch(self._raw_context)
+            if self._raw is not None:
+                self._raw.lane.close()
+            self._close()
             if self._dropped is not None:
                 self._dropped.detach()
-        self.control.unwatch(self._raw_context)
-        if self._raw is not None:
-            self._raw.lane.close()
-        self._close()
+        except BaseException:
+            self._is_half_closed = True
+            raise
 
     def _close(self) -> None:
-        """Releases the resources of a subclass."""
+        """Releases the resources of a subclass. Called again, it does what an exception has left."""
 
     def _close_when_dropped(self, close: Callable[[], None]) -> None:
         """Has the world closed when the last reference to this backend is gone.

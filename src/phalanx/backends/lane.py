@@ -86,6 +86,8 @@ class Lane(ABC):
         self._turns = itertools.count()
         self._thread: LaneThread | None = None
         self.error: BaseException | None = None
+        self._says_goodbye = False
+        """Whether `error` is that this rank has closed the lane on purpose."""
         self._interrupters: list[Callable[[bool], None]] = []
         self._connecting: set[PendingTransfer] = set()
         """Of answers that wait for a connection."""
@@ -368,9 +370,9 @@ class Lane(ABC):
 
     def interrupt(self, on_purpose: bool) -> None:
         """Ends the waits that are not the lane's own. Takes no locks, so that a forked child may call it."""
-        interrupters, self._interrupters = self._interrupters, []
-        for interrupt in interrupters:
+        for interrupt in tuple(self._interrupters):
             interrupt(on_purpose)
+        self._interrupters.clear()
 
     def wake_readers(self) -> None:
         """Wakes every thread that may wait for the same channels."""
@@ -395,9 +397,9 @@ class Lane(ABC):
 
     def _end(self, error: BaseException, *, goodbye: bool) -> None:
         with self._guard:
-            if self.error is not None:
-                error, goodbye = self.error, False
-            self.error = error
+            if self.error is None:
+                self.error, self._says_goodbye = error, goodbye
+            error, goodbye = self.error, self._says_goodbye  # also if Ctrl-C cut it short, and it is closed once more
         self.interrupt(goodbye)
         self.mailbox.fail(error)
         self._end_channels(error, goodbye)

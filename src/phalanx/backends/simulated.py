@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..arguments import as_world_size
-from ..config import timeouts
+from ..config import Options, timeouts
 from ..deadline import Deadline
 from ..errors import ChannelClosed, PeerLost, PhalanxError
 from ..rendezvous.control import KnownStatuses
@@ -146,24 +147,34 @@ class SimulatedBackend(LaneBackend):
 
     self_send = True
 
-    def __init__(self, rank: int, world: _SimulatedWorld, *, timeout: float | None) -> None:
+    def __init__(
+        self, rank: int, world: _SimulatedWorld, *, timeout: float | None, options: Options | None = None
+    ) -> None:
         self._world = world
-        size = len(world.planes)
-        super().__init__(rank, range(size), world.planes[rank], context=WORLD_CONTEXT, timeouts=timeouts(timeout))
+        ranks = range(len(world.planes))
+        control = world.planes[rank]
+        super().__init__(rank, ranks, control, context=WORLD_CONTEXT, timeouts=timeouts(timeout), options=options)
         self.is_one_process = True
         # A message may come before the receiver's first call, so the lane must be there.
         self.raw_messages()
 
     @classmethod
-    def create_group(cls, world_size: int, *, timeout: float | None = None) -> list[SimulatedBackend]:
+    def create_group(
+        cls, world_size: int, *, timeout: float | None = None, options: Options | None = None
+    ) -> list[SimulatedBackend]:
         """All ranks of a new world, in order.
+
+        Args:
+            options: Those that have to do with how bytes are moved between processes have no meaning here.
 
         Raises:
             InvalidWorldSize: `world_size` is below 1.
         """
         world_size = as_world_size(world_size)
         world = _SimulatedWorld(world_size)
-        return [cls(rank, world, timeout=timeout) for rank in range(world_size)]
+        if options is not None:
+            options = replace(options, transport="auto", tls=None)
+        return [cls(rank, world, timeout=timeout, options=options) for rank in range(world_size)]
 
     def open_lane(self, context: bytes, number: int, ranks: Sequence[int]) -> Lane:
         self.check_usable()

@@ -57,6 +57,8 @@ class GroupCore:
         self._told = False
         """True once the program was told that the group is broken."""
         self._closed = False
+        self._is_half_closed = False
+        """Whether an exception came in `close`: the next call does what is left."""
         self._before_close: list[Callable[[], None]] = []
         """Called once, when the group is closed, while it can still be used."""
         self._asking = threading.RLock()
@@ -75,7 +77,7 @@ class GroupCore:
         long_waits = LongWaits(self._journal, self._control, self._context, backend.world_ranks)
         self._health = Health(backend.world_ranks, (self._messages, self._collectives), self._journal, long_waits)
         self._control.watch(self._context, self._health)
-        self._release = weakref.finalize(self, _release, self._control, self._context, self._closers)
+        self._release = weakref.finalize(self, release, self._control, self._context, self._closers)
         # At exit the backend closes its lanes itself, in an order that lets everybody say goodbye.
         self._release.atexit = False
 
@@ -271,7 +273,7 @@ class GroupCore:
         return name in self.members and name != self._world_rank and not self._control.has_left(name)
 
 
-def _release(control: ControlPlane, context: bytes, closers: list[Callable[[], None]]) -> None:
+def release(control: ControlPlane, context: bytes, closers: list[Callable[[], None]]) -> None:
     """Gives back what a group holds, also when it is collected without having been closed."""
     if control.forked:
         return

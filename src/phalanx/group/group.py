@@ -20,9 +20,11 @@ from ..deadline import Deadline
 from ..errors import CheckpointError, Closed, Desync, PeerLost, PhalanxError, UsageError, copy_for_raise
 from ..exception_text import describe
 from ..frames import hide_frames, hides_frames, user_traceback
+from ..interrupts import insist
 from ..rendezvous.error_codec import lost_peer
 from ..system_limits import naming_limits
 from ..wire.control import Regroup, View
+from .core import release
 from .data.arrays import dtype_of
 from .hints import add_hint, missing_attribute
 from .verbs.exchanges import Exchanges
@@ -295,26 +297,35 @@ class Group(PointToPoint, ObjectMessages, Reductions, Scans, Extremes, Exchanges
                 self._before_close.pop()()
             except PhalanxError as error:  # raised when everything is given back
                 problem = problem or error
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
         try:
-            if self._health.cause is None and not self._backend.is_unusable:
-                self._messages.flush(Deadline(self._backend.meeting_timeout))
-                self._wait_for_receivers()
-        finally:  # also after Ctrl-C: there will be no second try
-            if self._owns_backend and self._backend.owns_world:
-                self._control.announce_leaving()
-            self._release()
-            self._closers.clear()
-            self._fast_path = self._engine = self._device_engine = None  # gives the segment back
-            if self._owns_backend:
-                self._backend.close()
+            with self._lock:
+                first, self._closed = not self._closed, True
+            if not first and not self._is_half_closed:
+                return
+            try:
+                if first and self._health.cause is None and not self._backend.is_unusable:
+                    self._messages.flush(Deadline(self._backend.meeting_timeout))
+                    self._wait_for_receivers()
+            finally:  # also after Ctrl-C
+                insist(self._give_back)
+        except BaseException:
+            self._is_half_closed = True
+            raise
         if isinstance(self._health.cause, Desync) and not self._told:
             raise copy_for_raise(self._health.cause, "close", self._world_rank)
         if problem is not None:
             raise problem
+
+    def _give_back(self) -> None:
+        """The end of `close`. Called again, it does what an exception, as by Ctrl-C, has left."""
+        if self._owns_backend and self._backend.owns_world:
+            self._control.announce_leaving()
+        release(self._control, self._context, self._closers)
+        self._release.detach()
+        self._closers.clear()
+        self._fast_path = self._engine = self._device_engine = None  # gives the segment back
+        if self._owns_backend:
+            self._backend.close()
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from ..deadline import Deadline
 from ..errors import ConfigError, NoConnection, PhalanxError, Timeout, UsageError, of_call
 from ..frames import hide_frames, hides_frames
 from ..group import Group
+from ..interrupts import insist
 from ..system_limits import naming_limits, raise_limit
 from ..untraced import leave_calls_alone
 from ..wire.codec import Limits
@@ -125,6 +126,8 @@ class Agent:
         self._poller = self._connections.poller
         self._dropped = weakref.finalize(self, _drop, os.getpid(), self._connections)
         self._dropped.atexit = False
+        self._is_half_closed = False
+        """Whether an exception came in `close`: the next call does what is left."""
         _open.add(self)
         with naming_limits():
             self._connections.start(functools.partial(_close, weakref.ref(self)))
@@ -286,13 +289,21 @@ class Agent:
         """
         if self._backend.forked:  # all of it is the parent's, and locks may be held by threads that exist only there
             return
-        if not self._connections.refuse_more():
-            return
-        deadline = Deadline(_seconds(timeout, self._timeout))
-        if drain:
-            self._drain(deadline)
-        self._dropped.detach()
-        self._connections.shut_down(deadline.remaining())
+        deadline, wait = Deadline(_seconds(timeout, self._timeout)), 0.0
+        try:
+            first = self._connections.refuse_more()
+            if not first and not self._is_half_closed:
+                return
+            try:
+                if first and drain:
+                    self._drain(deadline)
+                wait = deadline.remaining()
+            finally:  # also after Ctrl-C, but then without waiting
+                insist(functools.partial(self._connections.shut_down, wait))
+                self._dropped.detach()
+        except BaseException:
+            self._is_half_closed = True
+            raise
 
     def _drain(self, deadline: Deadline) -> None:
         with self._poller.blocking():

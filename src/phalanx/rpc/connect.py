@@ -93,7 +93,7 @@ class Connections:
         """The links over which this rank calls others, by rank."""
         self.servers: set[ServerLink] = set()
         """The links over which others call this rank."""
-        self.closed = False
+        self.closed = self._stopping = False
         self._dialling: dict[int, _DialTurn] = {}
         """For each rank, the turn of the thread that connects to it, or did so last."""
         self._found_lost: dict[int, tuple[float, PeerLost]] = {}
@@ -318,11 +318,14 @@ class Connections:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def shut_down(self, wait: float = STOP_WAIT) -> None:
-        """Ends the links and the threads.
+        """Ends the links and the threads. Called again, it does what an exception, as by Ctrl-C, has left.
 
         Args:
             wait: Seconds for handlers that were cancelled to end. They have a moment in any case.
         """
+        if self._stopping:
+            wait = 0.0
+        self._stopping = True
         self.port.on_close = None
         self.port.close()
         self.closed = True

@@ -703,16 +703,31 @@ class CallLink(ABC):
 
     def end(self, error: Exception) -> None:
         """Ends the link. May be called by any thread, and more than once: the first reason counts."""
+        try:
+            if self._is_first_to_end(error):
+                self._give_back()
+        except BaseException:
+            self._is_first_to_end(error)
+            self._give_back()
+            raise
+
+    def _is_first_to_end(self, error: Exception) -> bool:
         with self._ending:
             if self.ended is not None:
-                return
+                return False
             why = self.explain(error)
             with self._sending:
                 self.ended = why
-                self.pipe.shut()
-                self._unsent.clear()
-                self.queued_bytes = 0
-        self.on_end(why)
+        return True
+
+    def _give_back(self) -> None:
+        """Tells everybody of the end. Called again, it does what an exception, as by Ctrl-C, has left."""
+        assert self.ended is not None
+        with self._sending:
+            self.pipe.shut()
+            self._unsent.clear()
+            self.queued_bytes = 0
+        self.on_end(self.ended)
         if not self._is_given_away:
             self.stream.sever()
         self.pipe.sever_lanes()
@@ -742,11 +757,16 @@ class CallLink(ABC):
 
     def dispose(self) -> None:
         """Closes the stream of a link that has ended. If there is a mover, it does so when it stops."""
-        if self.ended is not None and self.mover_lock.acquire(blocking=False):
-            with self._sending:
-                self.stream.close()
-                self.pipe.close_lanes()
-            self.mover_lock.release()
+        if self.ended is None:
+            return
+        [is_free] = map(self.mover_lock.acquire, AT_ONCE)
+        if is_free:
+            try:
+                with self._sending:
+                    self.stream.close()
+                    self.pipe.close_lanes()
+            finally:
+                self.mover_lock.release()
 
 
 def _copy(views: deque[memoryview]) -> deque[memoryview]:

@@ -230,7 +230,7 @@ class Inbound:
                 if goodbye:
                     with contextlib.suppress(StreamEnded):
                         self.stream.say(goodbye)
-                self._close_stream()
+            self._close_stream()  # also if an interrupt has cut that short, and this is called once more
             arrival, self._arrival = self._arrival, None
             self._note_rest()
         if arrival is not None:
@@ -466,10 +466,10 @@ class Outbound:
             if self._ended is None:
                 self._ended = error
             queue = list(self._queue)
-            self._queue.clear()
-            self._close_stream()
             for outgoing in queue:
                 outgoing.settle(self._ended)
+            self._queue.clear()
+            self._close_stream()
         for outgoing in queue:
             outgoing.announce()
 

@@ -54,8 +54,12 @@ class Reactor:
         with self._lock:
             if self._closed:
                 return False
-            self._soon.append(callback)
-            self._wake()
+            try:
+                self._soon.append(callback)
+                self._wake()
+            except BaseException:  # Ctrl-C: it will be run, so let it be soon
+                self._wake()
+                raise
         return True
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:

@@ -223,8 +223,8 @@ def tensor_bytes(tensor: Any) -> tuple[memoryview, str]:
     if tensor.layout is not torch.strided or name not in TENSOR_ITEMSIZES:
         raise UnsupportedArray(f"a tensor of dtype {name} and layout {tensor.layout} cannot be sent as plain data")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.numel() == 1:  # contiguous whatever its strides are, but it cannot be viewed as bytes with all of them
-        plain = plain.clone(memory_format=torch.contiguous_format).as_strided((1,), (1,))
+    if plain.numel() <= 1:  # contiguous whatever its strides are, but it cannot be viewed as bytes with all of them
+        plain = plain.clone(memory_format=torch.contiguous_format).as_strided((plain.numel(),), (1,))
     return plain.reshape(-1).view(torch.uint8).numpy().data, name
 
 

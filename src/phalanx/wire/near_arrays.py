@@ -8,6 +8,7 @@ and without it nobody does; both read them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -30,16 +31,19 @@ _array = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...], str, bool]).decode
 
 
 def read_near(data: memoryview) -> np.ndarray[Any, Any] | None:
-    """The array, with memory of its own as `allocate` gives it; None if the words for it are wrong."""
+    """The array, with memory of its own as `allocate` gives it; None if the words for it are wrong.
+
+    Raises:
+        ProtocolError: See `dtypes.check_values`.
+    """
     begin = 1 + data[0] if data else 0
     nbytes, shape, dtype = read_array_words(bytes(data[1:begin]))
     if dtype is None or len(data) != begin + nbytes:
         return None
-    if dtype is _TRUTH and max(data[begin:]) > 1:
-        return None
     memory = allocate(nbytes)
     memory[:] = data[begin:]
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memory)
+    dtypes.check_values(array)
     return array
 
 
@@ -71,7 +75,10 @@ def _no_call(_name: Any, _target: int, _seconds: float, _args: Any, _kwargs: Any
 
 
 def _read(code: int, data: memoryview) -> Any:
-    array = read_near(data) if code in (Code.NEAR_ARRAY, Code.NEAR_TENSOR) else None
+    array = None
+    if code in (Code.NEAR_ARRAY, Code.NEAR_TENSOR):
+        with contextlib.suppress(ProtocolError):
+            array = read_near(data)
     if array is None:
         raise ValueError("an extension that only the general way reads")
     return array if code == Code.NEAR_ARRAY else _as_tensor(array)

@@ -176,8 +176,7 @@ def in_huge_pages() -> int:
 
 
 def long_arrays(group: px.Group) -> list[int]:
-    short, long = group.empty(1 << 20, np.uint8), group.empty((8 << 20) + 5, np.uint8)
-    assert long.ctypes.data % (2 << 20) == 0
+    long, short = group.empty((8 << 20) + 5, np.uint8), group.empty(1 << 20, np.uint8)
     found = [in_huge_pages()]
     for x in (short, long):
         x[:] = group.rank + 1
@@ -205,8 +204,6 @@ def many_arrays(group: px.Group) -> None:
     for turn in range(300):
         size = times.choice([1, 4096, 100_000, (1 << 20) + 1, 2 << 20, 5_000_000])
         x = group.empty(size, np.uint8)
-        if x.base is not None and size >= 2 << 20:
-            assert x.ctypes.data % (2 << 20) == 0
         x[:] = turn % 256
         held.append((turn, x))
         while len(held) > 6:
@@ -220,6 +217,17 @@ def many_arrays(group: px.Group) -> None:
 
 def test_arrays_of_many_lengths_keep_out_of_each_others_way() -> None:
     run(2, many_arrays, segment_heap=16 << 20)
+
+
+def full_of_arrays(group: px.Group) -> list[bool]:
+    group.barrier()
+    segment = group._engine.segment  # type: ignore[union-attr]
+    held = [segment.empty((2 << 20) + 4096) for _ in range(5)]
+    return [x is not None for x in held]
+
+
+def test_all_of_the_room_is_given_out() -> None:
+    assert run(2, full_of_arrays, segment_heap=4 * ((2 << 20) + 4096)) == [[True] * 4 + [False]] * 2
 
 
 def halves(group: px.Group) -> float:

@@ -95,7 +95,7 @@ class MeshWorld(ControlPlane):
         self._broken_lanes: BoundedSet[LaneKey] = BoundedSet()
         """Closed lanes that were broken, not closed on purpose."""
         self._lock = threading.RLock()
-        self._closing = False
+        self._leaving = self._closing = False
         self.roster: dict[int, Member] = {}
         """Every rank that this one has heard of. Those that were lost stay: no number is used twice."""
         self.elastic = False
@@ -345,8 +345,12 @@ class MeshWorld(ControlPlane):
     def close(self, timeout: float) -> None:
         """Leaves the world.
 
-        The rank that hosts the directory stays until the others have left, for `timeout` at most.
+        The rank that hosts the directory stays until the others have left, for `timeout` at most, but not if this is
+        called once more because an exception, as by Ctrl-C, has cut it short.
         """
+        if self._leaving:
+            timeout = 0.0
+        self._leaving = True
         for lane in list(self._lanes.values()):  # of groups that outlive their backend
             lane.close()
         self._lifeline.close()  # before the directory has forgotten this rank

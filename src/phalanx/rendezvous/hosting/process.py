@@ -79,7 +79,7 @@ class DirectoryProcess:
         self._cause: EndCause | None = None
         self._others_gone = threading.Event()
         self._ended = threading.Event()
-        self._closing = False
+        self._closing = self._closed = False
         self._reader = say.HostReader()
         self._reactor = Reactor("phalanx-directory")
         ours, theirs = socket.socketpair()
@@ -180,9 +180,9 @@ class DirectoryProcess:
 
     def close(self) -> None:
         """Ends the directory: it tells the ranks that they are not watched any more. May be called twice."""
-        if self._closing:
+        if self._closed:
             return
-        self._closing = True
+        self._closing = True  # an exception in the wait below, as by Ctrl-C, leaves the rest to the next call
         if not self._reactor.thread.is_started:  # it never came to serve
             self._kill()
             self.abandon()
@@ -194,10 +194,11 @@ class DirectoryProcess:
         self._reactor.stop()
         if not self._detached:
             self._process.wait()
+        self._closed = True
 
     def abandon(self) -> None:
         """In a forked child, or where nothing runs yet: closes the descriptors only."""
-        self._closing = True
+        self._closing = self._closed = True
         self._stream.abandon()
         self._reactor.abandon()
 
