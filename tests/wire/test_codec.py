@@ -572,6 +572,10 @@ class TestMalformed:
             value = decode(encoded.head, b"".join(encoded.buffers))
         except ProtocolError:
             return
+        except UsageError as error:
+            if "allow_pickle" not in str(error):  # it says that it was pickled
+                raise
+            return
         assert same(round_trip(value), value) or value != value
 
 
