@@ -95,8 +95,8 @@ class Options:
     `tls` no memory is shared."""
 
     segment_heap: int = 1 << 30
-    """Bytes that `Group.empty` may give out, per rank and group. Memory is taken only as far as it is used,
-    but the huge pages of an array of 2 MiB or more when it is made."""
+    """Bytes that `Group.empty` may give out, per rank and group. Memory is taken as it is used; an array of
+    2 MiB or more takes its huge pages when it is made."""
 
     algorithm: str | None = None
     """Algorithms of collectives over the network, as `"all_reduce=ring,broadcast=tree"`, or one name for all operations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._core import Recorder, TurnLock
     from ..cuda.lending import Loans
 
-__all__ = ["GroupCore"]
+__all__ = ["GroupCore", "release"]
 
 WORTH_ASKING = 0.05
 """Seconds: after a shorter wait the others are not asked, so that polling with `timeout=0` stays cheap."""

@@ -281,7 +281,9 @@ class Group(PointToPoint, ObjectMessages, Reductions, Scans, Extremes, Exchanges
 
     @hides_frames
     def close(self) -> None:
-        """Sends what is still to be sent, says goodbye, and gives everything back. May be called twice.
+        """Sends what is still to be sent, says goodbye, and gives everything back.
+
+        May be called twice: what an exception has left, as that of Ctrl-C, is done then.
 
         Raises:
             Desync: This rank was in another operation than another rank, and no call has said so yet. Who only has to

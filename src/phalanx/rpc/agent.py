@@ -281,7 +281,7 @@ class Agent:
 
     @hides_frames
     def close(self, *, drain: bool = True, timeout: float | None = None) -> None:
-        """Closes the agent. May be called twice.
+        """Closes the agent. May be called twice: what an exception has left, as that of Ctrl-C, is done then.
 
         Args:
             drain: Wait for running calls, in both directions; otherwise they are cancelled.
