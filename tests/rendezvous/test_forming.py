@@ -184,10 +184,10 @@ def test_the_rank_that_hosts_the_directory_gives_up_first() -> None:
     with ranks() as group:
         started = time.monotonic()
         group.start(job.launch(1), timeout=60.0)
-        group.start(job.launch(0), timeout=1.0)
+        group.start(job.launch(0), timeout=3.0)  # rank 1 has been there by then, also on a busy machine
         assert_missing(group.error(0), 0, (2,))
         assert_missing(group.error(1), 1, (2,))
-        assert time.monotonic() - started < bound(1.0 + SLACK)
+        assert time.monotonic() - started < bound(3.0 + SLACK)
 
 
 def test_nobody_hosts_the_directory() -> None:

@@ -286,7 +286,8 @@ def test_calls_that_time_out_between_others(processes: str) -> None:
 def cancelled_meanwhile(agent: Agent) -> tuple[int, int]:
     """Futures that are cancelled by one thread while another settles them."""
     answered = cancelled = 0
-    for number in range(300):
+    sys.setswitchinterval(1e-6)
+    for number in range(1000):
         future = agent.call_async(1, "echo", number)
         called: list[Any] = []
         if number % 2:
@@ -314,7 +315,7 @@ def cancelled_meanwhile(agent: Agent) -> tuple[int, int]:
 
 def test_futures_cancelled_while_they_settle(processes: str) -> None:
     answered, cancelled = run(processes, 2, serve, cancelled_meanwhile)
-    assert answered + cancelled == 300
+    assert answered + cancelled == 1000
 
 
 def beside_a_future_and_a_coroutine(agent: Agent) -> list[int]:

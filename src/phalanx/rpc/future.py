@@ -58,7 +58,7 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def done(self) -> bool:
         """True if the call has ended, by its answer or otherwise."""
-        return self._call.done if self._made is None else super().done()
+        return self._call.done or (self._made is not None and super().done())
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the answer; returns or raises it."""
@@ -109,11 +109,18 @@ class RpcFuture(concurrent.futures.Future[Any]):
 
     def cancel(self) -> bool:
         """Gives the call up; False if it is done. If the other rank has not begun it, it never will."""
-        if not super().cancel():
-            return False
-        with self._condition:
+        with (news := self._condition):
+            # Of a call that is done, another thread may be about to set the answer, or have returned it.
+            given_up = self._state == _PENDING and not self._call.done
+            if given_up:
+                self._state = _CANCELLED
             if self._state == _CANCELLED:  # `wait` and `as_completed` count it from the next state on
+                news.notify_all()
                 self.set_running_or_notify_cancel()
+        if not self.cancelled():
+            return False
+        if given_up:
+            self._invoke_callbacks()
         self._link.abandon(self._call, None)
         return True
 
@@ -147,13 +154,15 @@ class RpcFuture(concurrent.futures.Future[Any]):
             pass
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
-        try:
+        with self._condition:
+            if self._state != _PENDING:
+                return  # cancelled before the answer came; from now on it cannot be
             if error is None:
-                self.set_result(self.__dict__.setdefault("_value", value))
-            else:
-                self.set_exception(error)
-        except concurrent.futures.InvalidStateError:  # cancelled just now
-            self.__dict__.pop("_value", None)
+                value = self.__dict__.setdefault("_value", value)
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
 
     def _invoke_callbacks(self) -> None:
         # Callbacks may do anything, call this rank again for one: not in the middle of moving the link's bytes.

@@ -384,7 +384,7 @@ def test_a_run_that_is_cut_short_shows_and_keeps_what_it_has_measured(tmp_path: 
 def test_the_benchmarks_of_the_repository_keep_what_they_have_measured(tmp_path: Path, arguments: list[str]) -> None:
     if arguments[0] == "torch" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    command = [sys.executable, "-m", "benchmarks", *arguments, "--rounds", "50"]
+    command = [sys.executable, "-m", "benchmarks", *arguments, "--rounds", "8"]
     code, said, found = run_until_a_cell_is_written(command, tmp_path / "x.json", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in said
