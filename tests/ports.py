@@ -29,9 +29,11 @@ _mine = itertools.cycle([*_ports[_first:], *_ports[:_first]])
 def free_port(host: str = "127.0.0.1") -> int:
     """A port for a program of this test, which may have the next one, too."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in itertools.islice(_mine, len(_ports)):
-        with socket.socket(family) as one, socket.socket(family) as other, contextlib.suppress(OSError):
-            one.bind((host, port))
-            other.bind((host, port + 1))
-            return port
+    for after_another in (False, True):  # a port whose last connection ended a moment ago only if there is no other
+        for port in itertools.islice(_mine, len(_ports)):
+            with socket.socket(family) as one, socket.socket(family) as other, contextlib.suppress(OSError):
+                for taken, number in ((one, port), (other, port + 1)):
+                    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, after_another)
+                    taken.bind((host, number))
+                return port
     raise AssertionError(f"none of the {len(_ports)} ports of this worker is free")

@@ -161,6 +161,34 @@ def test_the_own_backend_is_closed_under_a_call(kind: str) -> None:
         agent.close()
 
 
+def test_the_own_backend_is_closed_just_before_the_agents_thread_goes_to_sleep() -> None:
+    """What woke it was forgotten, and a call to this rank itself waited for ever."""
+    with WORLDS["mesh"](2) as backends:
+        gate = threading.Event()
+        agent = ClassicAgent(backends[1])
+        agent.register("wait", echo_after(gate))
+        future = agent.call_async(1, "wait")
+        messages = agent._calls.messages
+        waker = messages.waker
+
+        class Late:
+            fd = waker.fd
+            set = waker.set
+
+            def clear(self) -> None:
+                backends[1].close()
+                waker.clear()
+
+        messages.waker = Late()  # type: ignore[assignment]
+        waker.set()
+        try:
+            with pytest.raises(PeerLost):
+                future.result(patience)
+        finally:
+            gate.set()
+            agent.close()
+
+
 def test_workers_of_the_star_have_no_connection() -> None:
     with agents("star", 3) as made:
         with pytest.raises(NoConnection, match="rank 1 has no connection to rank 2"):

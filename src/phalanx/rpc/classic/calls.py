@@ -54,7 +54,7 @@ class ClassicCalls:
         """Runs in the agent's thread until the agent or its lane ends."""
         error: BaseException | None = None
         try:
-            while not self._stopping and self.messages.lane.error is None:
+            while not self._has_ended():
                 self._turn()
             error = self.messages.lane.error
         except BaseException as failure:
@@ -64,11 +64,14 @@ class ClassicCalls:
             self.client.fail_everything(error or Closed("this agent has ended"))
             self._release()
 
+    def _has_ended(self) -> bool:
+        return self._stopping or self.messages.lane.error is not None
+
     def _turn(self) -> None:
         self.messages.waker.clear()
         if self._dropped:
             self.close()
-        if self._stopping:  # set just before `clear`, which has cleared that signal, too
+        if self._has_ended():  # just before `clear`, which has cleared that signal, too
             return
         inbox = self.messages.inbox
         for _ in range(len(inbox)):
