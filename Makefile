@@ -231,7 +231,8 @@ sanitize-headers:
 # what the sanitizer replaces in it must be there at the start. CPython never gives all of its memory back: no leaks are
 # looked for. -R: the thread sanitizer needs addresses that are not random.
 PRELOADED = $$($(CXX) -print-file-name=lib$$(echo $$kind | cut -c1)san.so) $$($(CXX) -print-file-name=libstdc++.so.6)
-SANITIZED := tests/collectives tests/group/engines/test_segment.py tests/stress/test_random.py \
+SANITIZED := tests/collectives tests/group/engines/test_segment.py tests/stress/test_random.py tests/wire/test_plain_packing.py \
+    $(addprefix tests/rpc/test_,payload.py short_answers.py short_ways.py lanes.py lending.py) \
     tests/gpu/test_collectives.py tests/gpu/test_failures.py
 sanitize-core: export ASAN_OPTIONS = detect_leaks=0:halt_on_error=1
 sanitize-core: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1

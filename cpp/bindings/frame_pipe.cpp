@@ -380,14 +380,15 @@ private:
     // Looks for bytes for so long, then sleeps. Without the GIL. True if some came.
     bool come_later(const FramePipe::Rings& rings, double look, double wait, int waker, bool writes) {
         if (pipe_.ended() != 0 || (look <= 0 && wait <= 0)) return false;
-        const WithoutGil released;
-        bool came = false;
         // The other side needs all cores that it can get for what was sent on lanes.
         if (sent_on_lanes_) look = 0;
+        const std::int64_t look_ns = to_ns(look) + std::min(worth_staying_ns(last_payload_), longest_look_ns);
+        const WithoutGil released;
+        bool came = false;
         if (look > 0 && pipe_.shares_core(rings, looks_.failed())) {
             looks_.excuse();
         } else if (look > 0 && looks_.worth()) {
-            came = pipe_.receive(rings, to_ns(look) + std::min(worth_staying_ns(last_payload_), longest_look_ns));
+            came = pipe_.receive(rings, look_ns);
             looks_.note(came);
         }
         if (!came && wait > 0) {

@@ -145,7 +145,7 @@ public:
     std::size_t send(const Rings& rings, std::span<iovec> parts, std::int64_t patience_ns, std::int64_t stay_ns = 0) {
         const bool is_long = detail::total(parts.data(), parts.size()) > piece;
         std::size_t sent = 0;
-        std::int64_t since = 0;
+        Looks looks;
         while (!parts.empty() && ended_ == 0) {
             std::size_t count = 0;
             if (rings.out == nullptr)
@@ -155,12 +155,12 @@ public:
             sent += count;
             if (count != 0) {
                 drop(parts, count);
-                since = 0;
+                looks = {};
                 continue;
             }
-            if (go_on(rings.out, since, patience_ns)) continue;
+            if (go_on(rings.out, looks, patience_ns)) continue;
             if (stay_ns == 0 || !sleep_for_room(rings, its_turn_ns(rings, stay_ns))) break;
-            since = 0;
+            looks = {};
         }
         if (!parts.empty() && rings.out != nullptr && ended_ == 0) {
             rings.out->ask_for_byte();
@@ -219,7 +219,7 @@ public:
             start_ = 0;
         }
         const std::int64_t remembered_ns = rings.in == nullptr ? Cores::remembered_for_sockets_ns : Cores::remembered_ns;
-        std::int64_t since = 0;
+        Looks looks;
         for (;;) {
             const std::size_t count = take(rings, buffer_.data() + stop_, buffer_.size() - stop_);
             if (count != 0) {
@@ -228,7 +228,7 @@ public:
                 return true;
             }
             if (ended_ != 0) return false;
-            if (!go_on(rings.in, since, look_ns, remembered_ns)) return false;
+            if (!go_on(rings.in, looks, look_ns, remembered_ns)) return false;
         }
     }
 
@@ -297,12 +297,12 @@ public:
         std::size_t filled = std::min(size, stop_ - start_);
         jitter::copy(to, buffer_.data() + start_, filled);
         skip(filled);
-        std::int64_t since = 0;
+        Looks looks;
         while (filled < size && ended_ == 0) {
             const std::size_t count = take(rings, to + filled, size - filled);
             filled += count;
-            if (count != 0) since = 0;
-            if (count == 0 && !go_on(rings.in, since, patience_ns)) break;
+            if (count != 0) looks = {};
+            if (count == 0 && !go_on(rings.in, looks, patience_ns)) break;
         }
         return filled;
     }
@@ -458,23 +458,29 @@ private:
         return !ring.shares_core();
     }
 
+    // The first and the last look at what does not come.
+    struct Looks {
+        std::int64_t since = 0;
+        std::int64_t last = 0;
+    };
+
     // Whether to look again. Not if the other side wants this core, or others do: who is woken gets one sooner than who has
     // used it up.
-    bool go_on(RingHalf* ring, std::int64_t& since, std::int64_t patience_ns,
-               std::int64_t remembered_ns = Cores::remembered_ns) const noexcept {
+    static bool go_on(RingHalf* ring, Looks& looks, std::int64_t patience_ns,
+                      std::int64_t remembered_ns = Cores::remembered_ns) noexcept {
         if (patience_ns == 0) return false;
         const std::int64_t now = monotonic_ns();
-        if (since == 0) {
-            since = now;
+        if (looks.since == 0) {
+            looks.since = now;
             if (ring != nullptr && !parted(*ring)) return false;
             if (Cores::wanted(now, remembered_ns)) return false;
-        } else if (now - last_look_ > Cores::gap_ns) {
+        } else if (now - looks.last > Cores::gap_ns) {
             Cores::want(now);
             return false;
         }
-        last_look_ = now;
+        looks.last = now;
         relax();
-        return now - since < patience_ns;
+        return now - looks.since < patience_ns;
     }
 
     // How long to sleep for the other side: also until it has had its turn, where it waits for a core.
@@ -562,7 +568,7 @@ private:
 
     int socket_;
     SocketCore core_;
-    int ended_ = 0;
+    std::atomic<int> ended_ = 0;  // by whoever reads or writes
     // Of the sender.
     bool lends_;
     Lender lender_;
@@ -576,8 +582,7 @@ private:
     std::size_t part_left_ = 0;  // bytes that it is still to give
     std::atomic<bool> borrows_{false};
     std::shared_ptr<Lanes> laned_;  // over which the payload at hand comes
-    bool socket_ended_ = false;  // of a pipe with rings: what is in them is still to be read
-    mutable std::int64_t last_look_ = 0;
+    std::atomic<bool> socket_ended_ = false;  // of a pipe with rings: what is in them is still to be read
     std::vector<char> buffer_;
     std::size_t start_ = 0;
     std::size_t stop_ = 0;
