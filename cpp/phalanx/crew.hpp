@@ -50,10 +50,11 @@ public:
     int helpers() const noexcept { return most_; }
     // How many of them work on so many bytes is worth, if it is worth one from `worth` on. To call one costs the caller time:
     // the first few are worth it sooner than the others.
-    int helpers_for(std::size_t bytes, std::size_t worth) const noexcept {
+    int helpers_for(std::size_t bytes, std::size_t worth) const noexcept { return helpers_for(bytes, worth, most_); }
+    static int helpers_for(std::size_t bytes, std::size_t worth, int most) noexcept {
         if (bytes < worth) return 0;
         const std::size_t soon = std::min(2 * bytes / worth - 1, few);
-        return static_cast<int>(std::min(std::max(soon, bytes / worth - 1), static_cast<std::size_t>(most_)));
+        return static_cast<int>(std::min(std::max(soon, bytes / worth - 1), static_cast<std::size_t>(most)));
     }
     // How long the pieces of so many bytes are for so many of them: short enough for all to be done at about the same time, and not
     // too short for the kernel.

@@ -5,7 +5,8 @@
 // be read. A rank has `depth` slots, and what belongs to step s lies in slot s mod depth. `collectives.hpp` says for each
 // operation why nobody still reads a slot that is written again.
 //
-//   Header | Board of rank 0, 1, ... | notes of rank 0, 1, ... | slots of rank 0, 1, ... | heap of rank 0, 1, ...
+//   Header | Board of rank 0, 1, ... | lots of rank 0, 1, ... | notes of rank 0, 1, ... | slots of rank 0, 1, ...
+//          | heap of rank 0, 1, ...
 //
 // The heaps hold the arrays of `Group.empty`. They are large and empty: pages exist once they are touched.
 //
@@ -24,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "crew.hpp"
 #include "huge_pages.hpp"
 #include "jitter.hpp"
 #include "long_copy.hpp"
@@ -74,6 +76,12 @@ struct alignas(2 * cache_line) Board {
     Shared<int> awaited_first, awaited_last;
 };
 
+// A part of what a rank has to do in an operation, of which others take pieces when they are done with theirs (sums.hpp).
+struct alignas(cache_line) Lot {
+    Shared<std::uint64_t> taken;  // so many pieces
+};
+inline constexpr int most_lots = Crew::largest + 1;  // one for each hand
+
 // Whether a step was given up, in one word; 0 while none was. A verdict is open until somebody has looked whether those
 // came who were awaited, and stays for good if they did not. The step is cut short: ranks are never far apart.
 class Verdict {
@@ -122,7 +130,8 @@ struct Layout {
     std::size_t heap_bytes = 0;
 
     std::size_t boards() const noexcept { return page; }
-    std::size_t notebooks() const noexcept { return boards() + rounded(ranks * sizeof(Board)); }
+    std::size_t lots() const noexcept { return boards() + rounded(ranks * sizeof(Board)); }
+    std::size_t notebooks() const noexcept { return lots() + rounded(ranks * most_lots * sizeof(Lot)); }
     std::size_t slots() const noexcept { return notebooks() + rounded(ranks * notes * sizeof(Note)); }
     std::size_t heaps() const noexcept { return rounded(slots() + ranks * depth * slot_bytes, huge_page); }
     std::size_t heap() const noexcept { return rounded(heap_bytes, huge_page); }
@@ -243,6 +252,14 @@ public:
     // What this rank shows at its next step; others see it once it has arrived there.
     Line& next_line() const noexcept { return line(rank_, step_ + 1); }
     const Line& line_of(int rank, std::uint64_t step) const noexcept { return line(rank, step); }
+
+    // What anyone may take once all have met at the next step: of this rank's lots nothing is taken by then.
+    void offer_lots() noexcept {
+        for (int i = 0; i < most_lots; ++i) lot(rank_, i).taken.store(0, std::memory_order_relaxed);
+    }
+    Lot& lot(int rank, int i) const noexcept {
+        return reinterpret_cast<Lot*>(base_ + layout_.lots())[rank * most_lots + i];
+    }
 
     // Takes the next step, and wakes those who have waited for nobody else.
     void arrive() noexcept {

@@ -90,6 +90,8 @@ private:
     // where its owner writes the result meanwhile.
     static constexpr std::size_t worth_reducing_at_home = 16 << 10;
     static_assert(std::max(worth_reducing_at_home, reduced_by_root) <= worth_sharing);
+    // Bytes of a rank's part from which others take pieces of it.
+    static constexpr std::size_t worth_taking = 128 << 10;
     // A sum has to be so many times longer than a copy for threads to help with it: each rank reads twice, and waits in between.
     static constexpr std::size_t worth_helping_sums = 4;
 
@@ -136,12 +138,17 @@ private:
                 copy_others(x + k * length * item, s_.slot(rank(), first + k), piece_count(k));
         };
 
-        if (count > 0 && !resumes_) publish(0);
+        if (count > 0 && !resumes_) {
+            publish(0);
+            // Once only: when it is resumed, others may have taken some.
+            if (offset != 0 && count * item >= worth_taking) s_.offer_lots();
+        }
         s_.next_line().home.store(home, std::memory_order_relaxed);
         Outcome outcome = meet(given);
         if (outcome != Outcome::done || count == 0) return outcome;
         const Call call = given.once_met();
-        if (find_homes([&](int) { return count * item; })) length = count;
+        const bool all_at_home = find_homes([&](int) { return count * item; });
+        if (all_at_home) length = count;
         if (any_address()) return reduce_far(call, x, count, how, bounds);
         if (is_short && !any_home()) {
             combine_shown(Shown(*this, Shown::Where::slot, first), x, 0, count * item, how);
@@ -158,12 +165,18 @@ private:
                 next_shown = s_.step();
             }
             if ((outcome = s_.wait(shown, call.bound)) != Outcome::done) return outcome;
-            const auto [low, high] = bounds(piece_count(k), rank());
+            const auto part_of = [&](int r) {
+                const auto [low, high] = bounds(piece_count(k), r);
+                return std::pair(low * item, high * item);
+            };
             const auto place = [&](int r) {
                 if (r == rank()) return x + k * length * item;
                 return homes_[r] != nullptr ? homes_[r] + k * length * item : s_.slot(r, first + k);
             };
-            reduce_part(place, low * item, high * item, how, root);
+            if (all_at_home && part_of(0).second >= worth_taking)
+                reduce_together(place, part_of, first, how, root);
+            else
+                reduce_part(place, part_of(rank()), how, root);
             s_.arrive();
             const std::uint64_t now_reduced = s_.step();
             if (k > 0) {
@@ -229,18 +242,71 @@ private:
     }
     std::size_t tiles_of(std::size_t bytes) const noexcept { return (bytes + far_tile(bytes) - 1) / far_tile(bytes); }
 
-    // Tile by tile, so that the result is copied to the others while it is in the cache; by turns (turns.hpp).
     template <class Place>
-    void reduce_part(Place place, std::size_t begin, std::size_t end, const Combine& how, int root) {
+    void reduce_part(Place place, std::pair<std::size_t, std::size_t> part, const Combine& how, int root) {
         backwards_ = !backwards_;
-        share_sum(end - begin, [&](std::size_t from, std::size_t size, const std::byte** sources) {
-            each_piece(size, tile, backwards_, [&](std::size_t done, std::size_t bytes) {
-                const std::size_t at = begin + from + done;
-                for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + at;
-                std::byte* to = place(root < 0 ? rank() : root) + at;
-                combine(to, sources, bytes, how);
-                if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
-            });
+        share_sum(part.second - part.first, [&](std::size_t from, std::size_t size, const std::byte** sources) {
+            reduce_piece(place, sources, part.first + from, size, backwards_, how, root);
+        });
+    }
+
+    // The parts of all ranks, where everybody can read and write everything: each rank its own, piece by piece, and then what the
+    // others have not come to. On a machine that is not quiet, one core is often slower than another. Who takes a piece
+    // makes no difference to what it becomes.
+    //
+    // Each hand of a rank has a lot that it begins with, as in `Crew::share`. `part_of(r)`: the bytes that are the part of rank r.
+    template <class Place, class PartOf>
+    void reduce_together(Place place, PartOf part_of, std::uint64_t first, const Combine& how, int root) {
+        const std::size_t longest = part_of(0).second;
+        const int lots = lots_of(longest);
+        const std::size_t each = piece_of_lot(longest / static_cast<std::size_t>(lots));
+        const bool backwards = first / 2 % 2 == 1;  // all ranks have to agree, and such an operation takes two steps
+        for (Scratch& scratch : scratch_) scratch.sources.resize(ranks());
+        const auto take_from = [&](int owner, int lot, int hand) {
+            const auto [begin, end] = part_of(owner);
+            const std::size_t pieces = (end - begin + each - 1) / each, whose = static_cast<std::size_t>(lot);
+            const std::size_t before = pieces * whose / lots, mine = pieces * (whose + 1) / lots - before;
+            const std::size_t left = owner == rank() ? 0 : 1;  // the owner has the last one in its cache, and is soon done
+            Shared<std::uint64_t>& taken = s_.lot(owner, lot).taken;
+            while (taken.load(std::memory_order_relaxed) + left < mine) {
+                const std::size_t k = taken.fetch_add(1, std::memory_order_relaxed);
+                if (k >= mine) return;
+                const std::size_t at = begin + (before + (backwards ? mine - 1 - k : k)) * each;
+                reduce_piece(place, scratch_[hand].sources.data(), at, std::min(each, end - at), backwards, how, root);
+            }
+        };
+        const auto take_all = [&](int owner, int hand) {
+            for (int i = 0; i < lots; ++i) take_from(owner, (hand + i) % lots, hand);
+        };
+        auto work = [&](std::size_t, int hand) {
+            take_all(rank(), hand);
+            each_other([&](int r) { take_all(r, hand); });
+        };
+        crew_.share(static_cast<std::size_t>(lots), lots - 1, work);
+    }
+
+    // Into how many lots the part of a rank is cut: the same on all ranks, also where one has got fewer threads.
+    int lots_of(std::size_t bytes) const noexcept {
+        const std::size_t worth = s_.thresholds().worth_helping;
+        const int most = std::min(s_.thresholds().helpers, Crew::largest);
+        if (static_cast<std::size_t>(ranks()) * bytes < worth_helping_sums * worth) return 1;
+        return Crew::helpers_for(2 * static_cast<std::size_t>(ranks()) * bytes, worth, most) + 1;
+    }
+    static std::size_t piece_of_lot(std::size_t bytes) noexcept {
+        return std::clamp(bytes / 16 / tile, std::size_t{1}, std::size_t{8}) * tile;
+    }
+
+    // Tile by tile, so that the result is copied to the others while it is in the cache; by turns (turns.hpp). `sources` has room
+    // for an address of each rank.
+    template <class Place>
+    void reduce_piece(Place place, const std::byte** sources, std::size_t begin, std::size_t size, bool backwards,
+                      const Combine& how, int root) {
+        each_piece(size, tile, backwards, [&](std::size_t done, std::size_t bytes) {
+            const std::size_t at = begin + done;
+            for (int r = 0; r < ranks(); ++r) sources[r] = place(r) + at;
+            std::byte* to = place(root < 0 ? rank() : root) + at;
+            combine(to, sources, bytes, how);
+            if (root < 0) each_other([&](int r) { copy(place(r) + at, to, bytes); });
         });
     }
 

@@ -270,6 +270,37 @@ void heap_arrays(Rank& me, std::size_t count = 50000) {
     }
 }
 
+// Long arrays in heaps, of which all ranks do what is left to do. Now and then rank 0 is away while all have met: the others do
+// its part, but for the last piece of each lot, and it finds that when it is back. `away`: so many times.
+void parts_of_others(Rank& me, std::atomic<std::uint64_t>& away) {
+    constexpr std::size_t count = 150'000;
+    std::byte* at = me.segment.heap(me.rank());
+    for (std::uint64_t turn = 0; turn < 8; ++turn) {
+        const bool to_all = turn % 4 < 2;
+        const int root = static_cast<int>(turn) % me.ranks();
+        const auto values = values_of(me.rank(), count, turn);
+        std::memcpy(at, values.data(), 4 * count);
+        Call call = me.call();
+        const auto operation = [&] {
+            return to_all ? me.ops.all_reduce(call, at, count, sum) : me.ops.reduce(call, at, count, sum, root);
+        };
+        if (turn % 2 == 1 && me.rank() == 0) {
+            call.bound.resumable = true;
+            call.bound.interrupted = [] { return true; };
+            CHECK(operation() == Outcome::interrupted);
+            away.fetch_add(1);
+            for (int lot = 0; lot < (me.segment.thresholds().helpers > 0 ? 2 : 1); ++lot)
+                while (me.segment.lot(0, lot).taken.load() < 2) sched_yield();
+            call.bound.interrupted = nullptr;
+        }
+        while (turn % 2 == 1 && away.load() <= turn / 2) me.segment.wake_sleepers(), sched_yield();
+        CHECK(operation() == Outcome::done);
+        const bool has_total = to_all || me.rank() == root;
+        const auto expected = has_total ? total_of(me.ranks(), count, turn) : values;
+        CHECK(std::memcmp(at, expected.data(), 4 * count) == 0);
+    }
+}
+
 // One rank's memory cannot be read any more, in the middle of a program: all do the operation again, or fetch it from its
 // owner, and go on without.
 void unreadable(Rank& me, unsigned seed) {
@@ -798,6 +829,11 @@ int main() {
         for (const Thresholds& thresholds : {Thresholds{}, by_address}) world(ranks, large, Patience{0, 0}, many_scatters, thresholds);
     CHECK(interrupts.load() > 1000);
     verdicts();
+    for (const int ranks : {2, 3, 4})
+        for (const Thresholds& thresholds : {Thresholds{}, helped}) {
+            std::atomic<std::uint64_t> away{0};
+            world(ranks, large, Patience{0, 0}, [&](Rank& me) { parts_of_others(me, away); }, thresholds);
+        }
     for (const int ranks : {2, 3, 4}) {
         world(ranks, large, Patience{100, 1}, [](Rank& me) { heap_arrays(me); });
         for (const std::size_t count : {5000, 15000, 50000})  // within a slot, and beyond
