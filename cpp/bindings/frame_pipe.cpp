@@ -75,7 +75,8 @@ public:
 
     // How many bytes of a frame went.
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
-        CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, payload};
+        CallHeader header = plain_header(kind, call, head);
+        header.payload = payload;
         last_payload_ = payload;
         sent_on_lanes_ = false;
         if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
@@ -96,29 +97,19 @@ public:
         return write(parts, sizeof header + head.size() + payload, stay_ns);
     }
 
-    // Keeps a frame without a payload back, unless so many are: the next one takes it along.
-    std::size_t hold(int kind, std::uint64_t call, nb::bytes head, std::size_t most) {
-        if (held_frames_ >= most) return 0;
-        const CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
-        keep_back(header, head);
-        ++held_frames_;
-        written_ += sizeof header + head.size();
-        return sizeof header + head.size();
-    }
-
     // Sends what was kept back. False if a part of it does not go now; it is still there.
     bool send_held() {
         if (held_.empty()) return true;
         iovec part{held_.data(), held_.size()};
         const std::uint64_t before = written_;
         held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(write({&part, 1}, held_.size())));
-        written_ = before;  // it was counted when it was kept
+        written_ = before;  // what was kept back counts as never written
         if (!held_.empty()) return false;
         held_frames_ = 0;
         return true;
     }
 
-    // What was kept back, for whoever sends it later. It counts as written once more, so that an interrupt is seen in between.
+    // What was kept back, for whoever sends it later. It counts as written here, so that an interrupt is seen in between.
     nb::bytes take_held() {
         nb::bytes taken(held_.data(), held_.size());
         written_ += held_.size();
@@ -192,7 +183,7 @@ public:
         return found != nullptr ? nb::object(take_head(*found)) : nb::none();
     }
 
-    // The locks of whoever reads and whoever writes, and the queue of what waits to be written: for the three methods below,
+    // The locks of whoever reads and whoever writes, and the queue of what waits to be written: for the four methods below,
     // which take the locks themselves. No signal handler of Python runs between that and what they do.
     void guard(nb::object moving, nb::object sending, nb::object unsent) {
         moving_.emplace(std::move(moving));
@@ -203,25 +194,39 @@ public:
     // The end of the link: the socket may soon be another one's.
     void shut() noexcept { closed_ = true; }
 
-    // Sends a frame without a payload, if nothing stands in its way: 0 if something does, and nothing was sent. If not all of
-    // it goes, the rest is kept back. What is sent here counts as never written.
+    // Sends a frame without a payload, and what was kept back, if nothing stands in its way: 0 if something does, and nothing
+    // of it was sent. If not all of it goes, the rest is kept back. What is sent here counts as never written.
     int post(int kind, std::uint64_t call, nb::bytes head) {
         const std::size_t total = sizeof(CallHeader) + head.size();
-        if (!sending_ || total >= worth_releasing || held_frames_ != 0) return post_nothing;
+        if (!sending_ || total >= worth_releasing) return post_nothing;
         const HeldLock sending(*sending_);
-        if (!sending.taken() || closed_ || nb::len(unsent_) != 0) return post_nothing;
-        CallHeader header{{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
-        iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
+        if (!sending.taken() || !may_write()) return post_nothing;
+        CallHeader header = plain_header(kind, call, head);
         last_payload_ = 0;
         sent_on_lanes_ = false;
-        const std::uint64_t before = written_;
-        const std::size_t count = write({parts, head.size() != 0 ? 2U : 1U}, total);
-        written_ = before;
-        if (count == 0 || count == total) return count == 0 ? post_nothing : post_all;
+        std::size_t count = 0;
+        if (held_frames_ == 0) {
+            iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
+            const std::uint64_t before = written_;
+            count = write({parts, head.size() != 0 ? 2U : 1U}, total);
+            written_ = before;
+            if (count == 0 || count == total) return count == 0 ? post_nothing : post_all;
+        }
         keep_back(header, head);
+        ++held_frames_;
+        if (count == 0) return send_held() ? post_all : post_part;
         held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(count));
-        held_frames_ = 1;
         return post_part;
+    }
+
+    // Keeps a frame without a payload back, unless so many are, or something stands in its way: the next one takes it along.
+    bool hold(int kind, std::uint64_t call, nb::bytes head, std::size_t most) {
+        if (!sending_ || held_frames_ >= most) return false;
+        const HeldLock sending(*sending_);
+        if (!sending.taken() || !may_write()) return false;
+        keep_back(plain_header(kind, call, head), head);
+        ++held_frames_;
+        return true;
     }
 
     // Sends a request by `post`, and waits for its answer as `answer` does, until that moment: its head, or None if it does not
@@ -354,6 +359,13 @@ private:
         nb::bytes head(pipe_.head(), found.head);
         pipe_.skip(sizeof found + found.head);
         return head;
+    }
+
+    // With the lock of whoever writes.
+    bool may_write() const { return !closed_ && nb::len(unsent_) == 0; }
+
+    static CallHeader plain_header(int kind, std::uint64_t call, const nb::bytes& head) noexcept {
+        return {{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
     }
 
     void keep_back(const CallHeader& header, nb::bytes head) {
@@ -642,7 +654,6 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("sever_lanes", &Pipe::sever_lanes)
         .def("close_lanes", &Pipe::close_lanes, nb::arg("forked") = false)
         .def("send", &Pipe::send, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("buffers"), nb::arg("payload"))
-        .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("most"))
         .def("send_held", &Pipe::send_held)
         .def("take_held", &Pipe::take_held)
         .def_prop_ro("held", &Pipe::held)
@@ -653,6 +664,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("guard", &Pipe::guard, nb::arg("moving"), nb::arg("sending"), nb::arg("unsent"))
         .def("shut", &Pipe::shut)
         .def("post", &Pipe::post, nb::arg("kind"), nb::arg("call"), nb::arg("head"))
+        .def("hold", &Pipe::hold, nb::arg("kind"), nb::arg("call"), nb::arg("head"), nb::arg("most"))
         .def("exchange", &Pipe::exchange, nb::arg("call"), nb::arg("head"), nb::arg("look"), nb::arg("until"))
         .def("wake", &Pipe::wake)
         .def("request", &Pipe::request, nb::arg("look"), nb::arg("wait") = 0.0, nb::arg("waker") = -1)

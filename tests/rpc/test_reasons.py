@@ -23,6 +23,7 @@ from phalanx.errors import ChannelClosed, PeerLost
 from phalanx.rpc import Agent, connect
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.pending_call import ItemReader, PendingCall
+from phalanx.rpc.pipe import NOT_POSTED
 from phalanx.rpc.poller import LinkPoller
 from phalanx.rpc.server import ServerLink
 from phalanx.testing import run_ranks
@@ -265,7 +266,7 @@ def late_before_it_is_sent(agent: Agent) -> Any:
     """A call is given up after it was entered and before its request is sent."""
     assert agent.call(1, "echo", 1) == 1
     link = agent._connections.callers[1]
-    send = link.send
+    send, post = link.send, link.pipe.post
 
     def send_late(kind: int, *args: Any, **kwargs: Any) -> bool:
         if kind == CallKind.REQUEST:
@@ -274,8 +275,10 @@ def late_before_it_is_sent(agent: Agent) -> Any:
         return send(kind, *args, **kwargs)
 
     link.send = send_late  # type: ignore[method-assign]
+    link.pipe.post = lambda *_: NOT_POSTED  # type: ignore[method-assign]
     future = agent.call_async(1, "numbers", 1000, timeout=0.01)
     del link.send
+    link.pipe.post = post  # type: ignore[method-assign]
     return error_of(future.result, 5), agent.call(1, "left open")
 
 

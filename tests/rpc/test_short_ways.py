@@ -83,16 +83,36 @@ def test_nothing_is_posted_past_what_waits(ends: Ends) -> None:
     ends.unsent.append(1)
     assert ends.pipe.post(CallKind.RESULT, 7, b"seven") == NOT_POSTED
     ends.unsent.clear()
-    assert ends.pipe.hold(CallKind.RESULT, 6, b"six", 4)
-    assert ends.pipe.post(CallKind.RESULT, 7, b"seven") == NOT_POSTED
-    assert ends.pipe.send_held()
     with ends.sending:
         results: list[int] = []
         in_thread(lambda: results.append(ends.pipe.post(CallKind.RESULT, 7, b"seven"))).join()
         assert results == [NOT_POSTED]
     ends.pipe.shut()
     assert ends.pipe.post(CallKind.RESULT, 7, b"seven") == NOT_POSTED
-    assert ends.heard() == frame(CallKind.RESULT, 6, b"six")
+    assert ends.heard() == b""
+
+
+def test_nothing_is_kept_back_where_something_waits(ends: Ends) -> None:
+    ends.unsent.append(1)
+    assert not ends.pipe.hold(CallKind.RESULT, 7, b"seven", 4)
+    ends.unsent.clear()
+    with ends.sending:
+        results: list[bool] = []
+        in_thread(lambda: results.append(ends.pipe.hold(CallKind.RESULT, 7, b"seven", 4))).join()
+        assert results == [False]
+    assert [ends.pipe.hold(CallKind.RESULT, call, b"x", 2) for call in (1, 2, 3)] == [True, True, False]
+    ends.pipe.shut()
+    assert not ends.pipe.hold(CallKind.RESULT, 7, b"seven", 4)
+    assert ends.pipe.held == 2
+
+
+def test_what_was_kept_back_goes_before_what_is_posted(ends: Ends) -> None:
+    assert ends.pipe.hold(CallKind.RESULT, 5, b"five", 4)
+    assert ends.pipe.hold(CallKind.RESULT, 6, b"", 4)
+    assert ends.pipe.post(CallKind.RESULT, 7, b"seven") == POSTED
+    assert ends.pipe.held == 0
+    assert ends.heard() == b"".join(frame(CallKind.RESULT, *given) for given in ((5, b"five"), (6, b""), (7, b"seven")))
+    assert ends.pipe.written == 0
 
 
 def test_the_rest_of_a_posted_frame_is_kept_back(ends: Ends) -> None:
@@ -244,7 +264,7 @@ def held_alone(agent: Agent) -> None:
     """All calls have been answered since it was found that one more may wait for others."""
     link = link_of(agent)
     assert not link.calls
-    assert not link.hold(CallKind.REQUEST, 1000, b"x", link._most_held())
+    assert not link.pipe.hold(CallKind.REQUEST, 1000, b"x", link._most_held())
 
 
 def test_a_request_waits_for_no_others_if_there_are_none(processes: str) -> None:

@@ -37,7 +37,7 @@ from .lanes import CallerLanes
 from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall
-from .pipe import Found, SaidGoodbye
+from .pipe import NOT_POSTED, POSTED, Found, SaidGoodbye
 from .poller import LinkPoller
 from .signature import convert_result
 from .waiter import ConditionWaiter, SlotWaiter, Waiter
@@ -264,11 +264,15 @@ class CallerLink(CallLink):
             else:
                 self._wait_for_slot(pending, number)
             head = outgoing.head
-            plain = not lent and not outgoing.payload and not self.sends_cheaply
-            if plain and self._may_hold(head) and self.hold(_REQUEST, number, head, self._most_held()):
-                if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
-                    self.send_held()
-                return
+            if not outgoing.payload:
+                if not lent and self._may_hold(head) and self.pipe.hold(_REQUEST, number, head, self._most_held()):
+                    if self.mover_lock.locked() or not self._in_grace:  # just now: who is to send it has looked already
+                        self.send_held()
+                    return
+                if (posted := self.pipe.post(_REQUEST, number, head)) != NOT_POSTED:
+                    if posted != POSTED:
+                        self.send_held()
+                    return
             if not self.send(_REQUEST, number, head, outgoing.buffers, outgoing.payload, lent=lent or is_long):
                 self._wait_for_room(pending)
                 if is_long and not lent:
@@ -283,7 +287,8 @@ class CallerLink(CallLink):
         That is a thread that waits for a call, or the agent's thread after `GRACE`.
         """
         return (
-            self._in_grace
+            not self.sends_cheaply
+            and self._in_grace
             and len(self.calls) > BUSY
             and len(head) <= LONGEST_HELD
             and not self.needs_poller
@@ -292,7 +297,7 @@ class CallerLink(CallLink):
 
     def _most_held(self) -> int:
         # The other rank is to begin soon. And answers may have come since `_may_hold`.
-        return max(1, min(self.most_together, len(self.calls) // 2))
+        return max(0, min(self.most_held, len(self.calls) // 2 - 1))
 
     def notify(self, name: str, deadline: Deadline, outgoing: FrameBody) -> None:
         """Sends a request without an answer. The caller may change its arrays when this returns."""

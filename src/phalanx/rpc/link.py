@@ -202,8 +202,8 @@ class CallLink(ABC):
     def _look_at(self, stream: Stream) -> None:
         self.sends_cheaply = isinstance(stream, DuplexRing)
         """Whether a frame is sent without a system call."""
-        self.most_together = FEW_TOGETHER if self.sends_cheaply else MANY_TOGETHER
-        """Frames that are sent together at most."""
+        self.most_held = (FEW_TOGETHER if self.sends_cheaply else MANY_TOGETHER) - 1
+        """Frames that wait for another one at most."""
 
     # -- what the two kinds of links do --------------------------------------------------------------------------------
 
@@ -323,23 +323,6 @@ class CallLink(ABC):
             raise
         self.end(failure)
         raise self.why_ended()
-
-    def hold(self, kind: int, call: int, head: bytes, most: int) -> bool:
-        """Keeps a frame without a payload back, to save system calls and wake-ups: the next one takes it along.
-
-        Whoever calls this sees to it that `send_held` is called soon. False if it cannot be kept, or is the last of
-        `most`: then `send` it.
-        """
-        with self._sending:
-            if self.ended is not None or self._unsent or self._is_cut:
-                return False
-            try:
-                count = self.pipe.hold(kind, call, head, most - 1)
-                self._written += count
-            except BaseException:
-                self._note_if_cut_short()
-                raise
-        return count > 0
 
     def send_held(self) -> None:
         """Sends what was held."""

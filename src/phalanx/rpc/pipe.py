@@ -56,22 +56,14 @@ class Pipe(ABC):
         """
 
     held = 0
-    """Frames that were kept back."""
-
-    def hold(self, kind: int, call: int, head: bytes, most: int) -> int:
-        """Keeps a frame without a payload back; the next `send` takes it along. Returns the number of bytes.
-
-        They count as written. 0 if `most` are kept already, or this pipe keeps nothing back. Only if nothing waits for
-        `send_rest`.
-        """
-        return 0
+    """Frames that were kept back, by `hold` or `post`."""
 
     def send_held(self) -> bool:
         """Writes what was kept back. False if a part of it does not go now: it is still kept, for `take_held`."""
         return True
 
     def take_held(self) -> bytes:
-        """Takes out what was kept back. These bytes count as written once more."""
+        """Takes out what was kept back. These bytes count as written."""
         return b""
 
     @abstractmethod
@@ -111,8 +103,9 @@ class Pipe(ABC):
     def guard(self, moving: Any, sending: Any, unsent: Any) -> None:  # noqa: B027
         """Opens the short ways, with the locks of whoever reads and whoever writes, and the queue of what waits.
 
-        `post`, `exchange` and `request` take these locks themselves, and do nothing if one is taken or something waits
-        in the queue. What they send and take is not counted by `written` and `taken`: no interrupt can come in between.
+        `post`, `hold`, `exchange` and `request` take these locks themselves, and do nothing if one is taken or
+        something waits in the queue. What they send and take is not counted by `written` and `taken`: no interrupt can
+        come in between.
         """
 
     def shut(self) -> None:  # noqa: B027
@@ -121,9 +114,18 @@ class Pipe(ABC):
     def post(self, kind: int, call: int, head: bytes) -> int:
         """Sends a frame without a payload: `POSTED`, or `NOT_POSTED` if nothing of it was sent, and is left to `send`.
 
-        If only a part goes, the rest is kept back, and this returns another number: then call `send_held`.
+        What was kept back goes before it. If only a part goes, the rest is kept back, and this returns another number:
+        then call `send_held`.
         """
         return NOT_POSTED
+
+    def hold(self, kind: int, call: int, head: bytes, most: int) -> bool:
+        """Keeps a frame without a payload back, to save system calls and wake-ups: the next one takes it along.
+
+        Whoever calls this sees to it that `send_held` is called soon. False if `most` are kept already, or it cannot be
+        kept: then `post` or `send` it.
+        """
+        return False
 
     def exchange(self, call: int, head: bytes, spin: float, until: float) -> bytes | bool | None:
         """Sends a request as `post` does, and waits for its answer as `answer` does; False if nothing was sent.
@@ -237,7 +239,6 @@ class _NativePipe(Pipe):
         else:
             native = core.FramePipe(stream.fd, None, None, READ_AHEAD)
         self.native = native
-        self.hold = native.hold  # type: ignore[method-assign]
         self.send_held = native.send_held  # type: ignore[method-assign]
         self.take_held = native.take_held  # type: ignore[method-assign]
         self.send = native.send  # type: ignore[method-assign]
@@ -247,6 +248,7 @@ class _NativePipe(Pipe):
         self.guard = native.guard  # type: ignore[method-assign]
         self.shut = native.shut  # type: ignore[method-assign]
         self.post = native.post  # type: ignore[method-assign]
+        self.hold = native.hold  # type: ignore[method-assign]
         self.exchange = native.exchange  # type: ignore[method-assign]
         self.wake = native.wake  # type: ignore[method-assign]
         self.request = native.request  # type: ignore[method-assign]

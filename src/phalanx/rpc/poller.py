@@ -115,7 +115,7 @@ class LinkPoller:
         if not self.tasks:
             return False
         workers, me = self._workers, threading.get_ident()
-        if workers.mover_number != me or not link.hold(kind, call, head, link.most_together):
+        if workers.mover_number != me or not link.pipe.hold(kind, call, head, link.most_held):
             return False
         self.holding[link] = None
         if workers.mover_number != me:  # any more: the new one may have looked already
