@@ -241,7 +241,7 @@ void phalanx::bind_segment(nb::module_& m) {
         .def("__init__",
              [](SharedSegment* self, int fd, int rank, int ranks, std::size_t slot, std::size_t heap, int spins, int yields,
                 std::int64_t long_yield_ns, std::size_t reduced_by_all, std::size_t copy_once_from, std::size_t ahead_from,
-                std::size_t past_from, int helpers) {
+                std::size_t past_from, int helpers, int root_helpers) {
                  if (ranks >= Verdict::others) throw nb::value_error("a segment is for fewer ranks");
                  try {
                      const Thresholds thresholds{
@@ -249,7 +249,8 @@ void phalanx::bind_segment(nb::module_& m) {
                          .copy_once_from = copy_once_from,
                          .ahead_from = ahead_from,
                          .past_from = past_from,
-                         .helpers = helpers};
+                         .helpers = helpers,
+                         .root_helpers = root_helpers};
                      new (self) SharedSegment(fd, rank, Layout{ranks, slot, heap}, Patience{spins, yields, long_yield_ns}, thresholds);
                  } catch (const std::system_error& error) {
                      errno = error.code().value();
@@ -259,7 +260,7 @@ void phalanx::bind_segment(nb::module_& m) {
              },
              nb::arg("fd"), nb::arg("rank"), nb::arg("ranks"), nb::arg("slot_bytes"), nb::arg("heap_bytes"),
              nb::arg("spins"), nb::arg("yields"), nb::arg("long_yield_ns"), nb::arg("reduced_by_all"), nb::arg("copy_once_from"),
-             nb::arg("ahead_from"), nb::arg("past_from"), nb::arg("helpers") = 0)
+             nb::arg("ahead_from"), nb::arg("past_from"), nb::arg("helpers") = 0, nb::arg("root_helpers") = 0)
         .def("show_proof", [](SharedSegment& s, nb::bytes proof) { return s.proof.set(proof_of(proof)); })
         .def("try_peers", &try_peers)
         .def_prop_ro("crowded", [](const SharedSegment& s) { return s.segment.crowded(); })

@@ -42,7 +42,7 @@ protected:
     explicit Exchange(Segment& segment)
         : s_(segment),
           one_way_(segment),
-          crew_(segment.thresholds().helpers),
+          crew_(std::max(segment.thresholds().helpers, segment.thresholds().root_helpers)),
           haul_(segment, crew_),
           homes_(segment.ranks()),
           addresses_(segment.ranks()) {}
@@ -87,7 +87,7 @@ protected:
     void copy_at_once(std::byte* to, const std::byte* from, std::size_t bytes) {
         if (!is_helped(bytes)) return copy_by(by(bytes), to, from, bytes);
         haul_.copy(to, from, bytes, by(bytes));
-        haul_.carry_out([](const Load&) {});
+        haul_.carry_out(s_.thresholds().helpers, [](const Load&) {});
     }
 
     int rank() const noexcept { return s_.rank(); }
@@ -168,7 +168,7 @@ protected:
                                : way.shares_slot ? Shown::Where::share
                                                  : Shown::Where::slot;
             consume(Shown(*this, where, one_way_.first() + piece), from, size);
-            haul_.carry_out([&](const Load& load) {
+            haul_.carry_out(way.to_root ? crew_.helpers() : s_.thresholds().helpers, [&](const Load& load) {
                 if (fetched_ == Outcome::done)
                     fetched_ = one_way_.fetch(call, way, load.rank, load.to, load.place, load.bytes);
             });
@@ -332,7 +332,7 @@ protected:
             const std::size_t from = piece * window;
             consume(Shown(*this, in_line ? Shown::Where::line : Shown::Where::slot, first + piece), from,
                     std::min(window, longest - from));
-            haul_.carry_out([this](const Load&) { unread_ = true; });
+            haul_.carry_out(s_.thresholds().helpers, [this](const Load&) { unread_ = true; });
         };
         std::uint64_t piece = 1;
         Outcome outcome = Outcome::done;

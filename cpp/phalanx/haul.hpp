@@ -48,14 +48,14 @@ public:
         if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, by});
     }
 
-    // Makes all of them. `miss(load)` is called for each that could not be read.
+    // Makes all of them, with so many threads that help at most. `miss(load)` is called for each that could not be read.
     template <class Miss>
-    void carry_out(Miss miss) {
+    void carry_out(int most, Miss miss) {
         if (loads_.empty()) return;
         const Emptying at_end{loads_};
         std::size_t total = 0;
         for (const Load& load : loads_) total += load.bytes;
-        const int helpers = crew_.helpers_for(total, s_.thresholds().worth_helping);
+        const int helpers = std::min(most, crew_.helpers_for(total, s_.thresholds().worth_helping));
         if (helpers == 0)
             carry_by_turns();
         else

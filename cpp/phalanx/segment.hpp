@@ -173,6 +173,8 @@ struct Thresholds {
     // so many bytes on they do; what gains less by it begins at a multiple of that.
     int helpers = 0;
     std::size_t worth_helping = 1 << 20;
+    // The same for a root that reads what others have where it lies: they rest meanwhile, and leave it their cores.
+    int root_helpers = 0;
 };
 
 // One rank's view of the segment. Of the threads of a process only one may keep step at a time; `abort` may come from

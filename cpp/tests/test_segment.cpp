@@ -793,6 +793,18 @@ int main() {
         for (const Layout& layout : {small, large})
             for (const Thresholds& thresholds : {by_all, helped, past_caches, helped_past_caches, ahead, own_past})
                 world(ranks, layout, Patience{200, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, thresholds);
+    // Where ranks share cores, and threads help a root that reads.
+    Thresholds rooted = by_address;
+    rooted.crowded_gather_at_home_from = 1;
+    rooted.root_helpers = 2;
+    rooted.worth_helping = 4096;
+    for (const int ranks : {2, 3, 7}) {
+        for (const Layout& layout : {small, large})
+            world(ranks, layout, Patience{0, 2}, [&](Rank& me) { random_program(me, ranks * 31 + 7, 40); }, rooted);
+        world(ranks, large, Patience{0, 2}, [&](Rank& me) { unreadable(me, ranks); }, rooted);
+        world(ranks, large, Patience{0, 2}, [&](Rank& me) { unreadable_meanwhile(me, ranks); }, rooted);
+        world(ranks, large, Patience{0, 2}, many_gathers, rooted);
+    }
     for (const int ranks : {2, 3, 4})
         for (unsigned seed = 0; seed < 6; ++seed) {
             world(ranks, large, Patience{100, 1}, [&](Rank& me) { unreadable(me, seed * 100); }, helped);

@@ -871,6 +871,27 @@ def test_who_waits_for_a_future_that_is_cancelled_is_woken(where: str) -> None:
     assert max(run(where, 2, serve_work, cancelled_by_another)) < 2
 
 
+def cancelled_twice(agent: Agent) -> list[bool]:
+    """The first time is cut short, as by a signal handler that raises."""
+    agent.register("tell", lambda words: None)
+    future, called = agent.call_async(1, "work", timeout=20), threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    notify = future.set_running_or_notify_cancel
+
+    def cut_short() -> bool:
+        future.set_running_or_notify_cancel = notify  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    future.set_running_or_notify_cancel = cut_short  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        future.cancel()
+    return [future.cancel(), called.wait(10), future.cancel(), future.cancelled()]
+
+
+def test_a_cancel_that_was_cut_short_is_done_by_the_next(where: str) -> None:
+    assert all(run(where, 2, serve_work, cancelled_twice))
+
+
 def callbacks(agent: Agent) -> None:
     """A chain of calls, each made by the callback of the one before it."""
     results: list[Any] = []

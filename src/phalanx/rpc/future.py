@@ -111,10 +111,10 @@ class RpcFuture(concurrent.futures.Future[Any]):
         """Gives the call up; False if it is done. If the other rank has not begun it, it never will."""
         with (news := self._condition):
             # Of a call that is done, another thread may be about to set the answer, or have returned it.
-            given_up = self._state == _PENDING and not self._call.done
-            if given_up:
+            if self._state == _PENDING and not self._call.done:
                 self._state = _CANCELLED
-            if self._state == _CANCELLED:  # `wait` and `as_completed` count it from the next state on
+            given_up = self._state == _CANCELLED  # now, or by one that a signal handler has cut short
+            if given_up:  # `wait` and `as_completed` count it from the next state on
                 news.notify_all()
                 self.set_running_or_notify_cancel()
         if not self.cancelled():

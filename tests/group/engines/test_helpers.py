@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import time
 from typing import Any
 
@@ -100,6 +101,23 @@ def with_help(group: px.Group) -> list[int]:
 
 def test_all_verbs_with_help_and_no_thread_is_left() -> None:
     assert run_ranks(2, with_help, backend="mesh") == [[0, 2, 0]] * 2
+
+
+def at_the_root(group: px.Group) -> list[Any]:
+    x = values(group.rank, LONG)
+    for _ in range(3):
+        gathered = group.gather(x, 1)
+        if gathered is not None:
+            assert np.array_equal(gathered, np.concatenate([values(r, LONG) for r in range(group.world_size)]))
+    return [helpers(), group.rank == 1 and reads(group)]
+
+
+def test_a_root_that_gathers_has_help_while_the_others_rest() -> None:
+    """Where ranks share cores, so that nobody else has any; but not on ARM, where such arrays go through the slots."""
+    cores = len(os.sched_getaffinity(0))
+    found = run_ranks(max(cores + 1, 3), at_the_root, backend="mesh")
+    for count, is_read in found:
+        assert count == (is_read and cores > 1 and platform.machine() == "x86_64")
 
 
 def with_help_over_tcp(group: px.Group) -> list[int]:

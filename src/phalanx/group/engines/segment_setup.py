@@ -60,7 +60,7 @@ LITTLE_PATIENCE = (0, 32)
 core have come: to be woken takes longer, and the kernel moves who is woken."""
 LONG_YIELD, LONG_YIELD_CROWDED = 50_000, 500_000
 """Nanoseconds of a yield after which a rank sleeps: others want the core. Ranks that share it are no others."""
-_OFFER = struct.Struct("<?QQQQQQQQQ?B16s")
+_OFFER = struct.Struct("<?QQQQQQQQQ?BB16s")
 _VOTE = struct.Struct("<?QQ16s")
 """Whether a rank has mapped the memory; its process, and the address of its random bytes and what they are."""
 
@@ -150,8 +150,9 @@ def _make(ranks: int, cores: int, helpers: int, heap: int, tuning: Tuning) -> tu
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
+    root_helpers = max(helpers, min(cores - 1, 1))
     agreed = astuple(replace(tuning, reduced_by_all=tuning.reduced_by_all_of(ranks, cores)))
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *agreed, ranks > cores, helpers, nonce)
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *agreed, ranks > cores, helpers, root_helpers, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
@@ -161,7 +162,7 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
         OSError: It cannot be opened, or is not what was meant.
     """
     assert core is not None
-    made, pid, number, slot, heap, *agreed, crowded, helpers, nonce = _OFFER.unpack(offer)
+    made, pid, number, slot, heap, *agreed, crowded, helpers, root_helpers, nonce = _OFFER.unpack(offer)
     if not made:
         raise OSError("that rank could not make any")
     if slot not in (SLOT, SHORT_SLOT) or heap > LARGEST_HEAP:
@@ -174,7 +175,8 @@ def _open(offer: bytes, rank: int, ranks: int) -> Segment:
     try:
         patience = (*LITTLE_PATIENCE, LONG_YIELD_CROWDED) if crowded else (tuning.spins, YIELDS, LONG_YIELD)
         thresholds = tuning.reduced_by_all, tuning.copy_once_from, tuning.ahead_from, tuning.past_from
-        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds, 0 if crowded else helpers)
+        crews = 0 if crowded else helpers, root_helpers
+        segment: Segment = core.Segment(fd, rank, ranks, slot, heap, *patience, *thresholds, *crews)
         return segment
     finally:
         os.close(fd)
