@@ -456,4 +456,4 @@ def test_a_stale_core_is_refused() -> None:
         "from phalanx import _native as n; print(n.available, n.why_not)"
     )
     answer = ask(code, PHALANX_PURE="0")
-    assert answer == "False phalanx._core is of another build (ABI -1, expected 14); install phalanx again"
+    assert answer == "False phalanx._core is of another build (ABI -1, expected 15); install phalanx again"

@@ -73,29 +73,13 @@ public:
         return (in_ != nullptr && in_->half() == nullptr) || (out_ != nullptr && out_->half() == nullptr);
     }
 
-    // How many bytes of a frame went.
+    // How many bytes of a frame went. If not all did, nothing else may until `send_rest` has gone on with it.
     std::size_t send(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
-        CallHeader header = plain_header(kind, call, head);
-        header.payload = payload;
-        last_payload_ = payload;
-        sent_on_lanes_ = false;
-        if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
-        if (!send_held()) return 0;
-        if (payload == 0) {  // most frames: no buffers to hold
-            iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
-            return write({parts, head.size() != 0 ? 2U : 1U}, sizeof header + head.size());
-        }
-        std::vector<iovec> parts;
-        parts.push_back({&header, sizeof header});
-        if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
-        const Kept kept(parts, buffers);
-        const std::int64_t stay_ns = worth_staying_ns(payload);
-        if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
-        if (sends_on_lanes_ && payload >= lanes_from_ && head.size() != 0 && pipe_.fits(head.size()))
-            if (const auto lanes = lanes_; may_send_on(*lanes)) return send_on_lanes(*lanes, header, parts);
-        if (out_ == nullptr && payload >= worth_announcing && head.size() != 0) return announce_and_write(parts, payload, stay_ns);
-        return write(parts, sizeof header + head.size() + payload, stay_ns);
+        const std::size_t count = send_frame(kind, call, head, buffers, payload);
+        midway_ = count != 0 && count != sizeof(CallHeader) + head.size() + payload;
+        return count;
     }
+    bool midway() const noexcept { return midway_; }
 
     // Sends what was kept back. False if a part of it does not go now; it is still there.
     bool send_held() {
@@ -122,6 +106,7 @@ public:
 
     // How many bytes of what is left of a frame went.
     std::size_t send_rest(nb::sequence buffers) {
+        midway_ = false;
         std::vector<iovec> parts;
         const Kept kept(parts, buffers);
         return write(parts, detail::total(parts.data(), parts.size()));
@@ -205,6 +190,7 @@ public:
         last_payload_ = 0;
         sent_on_lanes_ = false;
         std::size_t count = 0;
+        held_.reserve(held_.size() + total);  // once a part is gone, nothing may fail
         if (held_frames_ == 0) {
             iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
             const std::uint64_t before = written_;
@@ -361,8 +347,33 @@ private:
         return head;
     }
 
-    // With the lock of whoever writes.
-    bool may_write() const { return !closed_ && nb::len(unsent_) == 0; }
+    // How many bytes of it went.
+    std::size_t send_frame(int kind, std::uint64_t call, nb::bytes head, nb::sequence buffers, std::uint64_t payload) {
+        CallHeader header = plain_header(kind, call, head);
+        header.payload = payload;
+        last_payload_ = payload;
+        sent_on_lanes_ = false;
+        if (held_frames_ != 0 && payload == 0) return send_behind_held(header, head);
+        if (!send_held()) return 0;
+        if (payload == 0) {  // most frames: no buffers to hold
+            iovec parts[] = {{&header, sizeof header}, {const_cast<char*>(head.c_str()), head.size()}};
+            return write({parts, head.size() != 0 ? 2U : 1U}, sizeof header + head.size());
+        }
+        std::vector<iovec> parts;
+        parts.push_back({&header, sizeof header});
+        if (head.size() != 0) parts.push_back({const_cast<char*>(head.c_str()), head.size()});
+        const Kept kept(parts, buffers);
+        const std::int64_t stay_ns = worth_staying_ns(payload);
+        if (out_ != nullptr && lend_from_ != 0 && payload >= lend_from_) return send_lent(header, parts, stay_ns);
+        if (sends_on_lanes_ && payload >= lanes_from_ && head.size() != 0 && pipe_.fits(head.size()))
+            if (const auto lanes = lanes_; may_send_on(*lanes)) return send_on_lanes(*lanes, header, parts);
+        if (out_ == nullptr && payload >= worth_announcing && head.size() != 0) return announce_and_write(parts, payload, stay_ns);
+        return write(parts, sizeof header + head.size() + payload, stay_ns);
+    }
+
+    // With the lock of whoever writes. Not in the middle of a frame, of which the rest is not in the queue yet: then a signal
+    // handler is asking.
+    bool may_write() const { return !closed_ && !midway_ && nb::len(unsent_) == 0; }
 
     static CallHeader plain_header(int kind, std::uint64_t call, const nb::bytes& head) noexcept {
         return {{'P', 'C'}, static_cast<std::uint8_t>(kind), 0, static_cast<std::uint32_t>(head.size()), call, 0};
@@ -523,6 +534,7 @@ private:
     nb::object unsent_;
     EventBell bell_;
     bool closed_ = false;
+    bool midway_ = false;
     std::uint64_t owed_ = 0;  // bytes of the frame that was pulled last, for `fill`
     nb::object in_object_;
     nb::object out_object_;
@@ -657,6 +669,7 @@ void phalanx::bind_frame_pipe(nb::module_& m) {
         .def("send_held", &Pipe::send_held)
         .def("take_held", &Pipe::take_held)
         .def_prop_ro("held", &Pipe::held)
+        .def_prop_ro("midway", &Pipe::midway)
         .def("send_rest", &Pipe::send_rest, nb::arg("buffers"))
         .def("pull", &Pipe::pull, nb::arg("look"), nb::arg("most"), nb::arg("wait") = 0.0, nb::arg("waker") = -1,
              nb::arg("writes") = false)

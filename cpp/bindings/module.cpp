@@ -101,7 +101,7 @@ void phalanx::bind_recorder(nb::module_& m) {
 NB_MODULE(_core, m) {
     m.attr("__doc__") = "The native core. Use phalanx._native, which works without it too.";
     // The caller compares this with the codes it uses, so that a stale build is refused instead of computing nonsense.
-    m.attr("ABI") = 14;
+    m.attr("ABI") = 15;
     // A thread that never ends may hold a group when the program does: nothing that nanobind should speak of.
     nb::set_leak_warnings(false);
     phalanx::bind_call_site(m);

@@ -252,7 +252,7 @@ private:
 
     // The parts of all ranks, where everybody can read and write everything: each rank its own, piece by piece, and then what the
     // others have not come to. On a machine that is not quiet, one core is often slower than another. Who takes a piece
-    // makes no difference to what it becomes.
+    // makes no difference to what it becomes, as long as all ranks treat denormal numbers alike.
     //
     // Each hand of a rank has a lot that it begins with, as in `Crew::share`. `part_of(r)`: the bytes that are the part of rank r.
     template <class Place, class PartOf>

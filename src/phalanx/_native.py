@@ -47,7 +47,7 @@ __all__ = [
 
 # The positions are the codes of cpp/phalanx/reduce.hpp. A change of them, or of what the core takes or returns, changes
 # ABI there and here.
-_ABI: Final = 14
+_ABI: Final = 15
 _DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",

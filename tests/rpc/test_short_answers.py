@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.lateness import bound
 from tests.rpc.support import at_once, error_of, frame, run, until
@@ -22,9 +23,10 @@ from tests.rpc.support import at_once, error_of, frame, run, until
 import phalanx as px
 from phalanx._native import core
 from phalanx.deadline import Deadline
-from phalanx.errors import ChannelClosed, PeerLost, PhalanxError, RpcTimeout
+from phalanx.errors import ChannelClosed, PeerLost, PhalanxError, RpcTimeout, UsageError
 from phalanx.rpc import Agent
 from phalanx.rpc.caller import CallerLink
+from phalanx.rpc.lanes import LANES_FROM
 from phalanx.rpc.pipe import READ_AHEAD, Pipe, open_pipe
 from phalanx.testing import run_ranks
 from phalanx.transports.duplex_ring import DuplexRing
@@ -493,3 +495,44 @@ def calls_of_a_signal_handler(agent: Agent) -> int:
 
 def test_a_signal_handler_that_calls(processes: str) -> None:
     assert run(processes, 2, serve, calls_of_a_signal_handler) > 0
+
+
+def calls_in_the_middle_of_a_frame(agent: Agent) -> list[int]:
+    """The same where the thread has sent a part of a long array, and is about to queue the rest."""
+    array = np.arange(LANES_FROM // 16)  # all of it over one connection
+    link, made, waited = link_of(agent), [], []
+    with socket.socket(fileno=os.dup(link.stream.fd)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+    send = link.pipe.send
+
+    def handle_signal() -> None:
+        made.append(agent.call_async(1, "echo", len(made)))
+        agent.notify(1, "echo", 0)
+        error = None
+        try:
+            agent.call(1, "echo", 0, timeout=20)
+        except UsageError as refused:
+            error = refused
+        waited.append(error)
+
+    def send_and_handle(*frame: Any) -> int:
+        count = send(*frame)
+        if frame[4] and link.pipe.midway:
+            handle_signal()
+        return count
+
+    link.pipe.send = send_and_handle  # type: ignore[method-assign]
+    for number in range(20):
+        futures = [agent.call_async(1, "echo", array + i) for i in range(3)]
+        for i, future in enumerate(futures):
+            assert np.array_equal(future.result(20), array + i), number
+    assert [future.result(20) for future in made] == list(range(len(made)))
+    assert all("a signal handler cannot wait" in str(error) for error in waited)
+    assert link.ended is None
+    return [len(made)]
+
+
+@pytest.mark.skipif(core is None, reason="the pipe in Python does not say where it is in the middle of a frame")
+def test_a_signal_handler_that_calls_in_the_middle_of_a_frame() -> None:
+    [made] = run("tcp", 2, serve, calls_in_the_middle_of_a_frame)
+    assert made > 0

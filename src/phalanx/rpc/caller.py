@@ -23,6 +23,7 @@ from ..errors import (
     RemoteError,
     RpcError,
     RpcTimeout,
+    UsageError,
     copy_for_raise,
     of_call,
 )
@@ -137,6 +138,8 @@ class CallerLink(CallLink):
             head = self._exchange(pending, outgoing.head) if is_plain else False
             if head is False:
                 self.start(pending, outgoing)
+                if self._unsent:
+                    self._refuse_to_wait_midway()
             if context is not None:
                 return self._call_from_handler(pending, context)
             if not isinstance(head, bytes):
@@ -149,6 +152,14 @@ class CallerLink(CallLink):
             raise
         self._answered(pending, True)
         return self.plain_result(pending, head)
+
+    def _refuse_to_wait_midway(self) -> None:
+        with self._sending:
+            if self._is_midway:
+                raise UsageError(
+                    f"a signal handler cannot wait for rank {self.world_rank} now, because the thread that it has "
+                    "interrupted was sending to that rank (notify and call_async can be used there)"
+                )
 
     def _exchange(self, pending: PendingCall, request: bytes) -> bytes | bool | None:
         """Sends a plain request, and returns the head of its answer, if that is plain too and comes first; else None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from .pending_call import PendingCall
 
 __all__ = ["RpcFuture"]
 
+logger = logging.getLogger("concurrent.futures")
+"""As the base class does, for what a callback raises."""
 
 _NOTHING: Any = object()
 _PENDING, _CANCELLED = "PENDING", "CANCELLED"  # as concurrent.futures names them
@@ -113,14 +116,12 @@ class RpcFuture(concurrent.futures.Future[Any]):
             # Of a call that is done, another thread may be about to set the answer, or have returned it.
             if self._state == _PENDING and not self._call.done:
                 self._state = _CANCELLED
-            given_up = self._state == _CANCELLED  # now, or by one that a signal handler has cut short
-            if given_up:  # `wait` and `as_completed` count it from the next state on
+            if self._state == _CANCELLED:  # `wait` and `as_completed` count it from the next state on
                 news.notify_all()
                 self.set_running_or_notify_cancel()
         if not self.cancelled():
             return False
-        if given_up:
-            self._invoke_callbacks()
+        self._invoke_callbacks()  # also those that a call before has left, which a signal handler has cut short
         self._link.abandon(self._call, None)
         return True
 
@@ -169,6 +170,18 @@ class RpcFuture(concurrent.futures.Future[Any]):
         if not self._done_callbacks:
             return
         if self._link.ended is None:
-            self._link.poller.run_soon(super()._invoke_callbacks)  # type: ignore[misc]
+            self._link.poller.run_soon(self._run_callbacks)
         else:  # perhaps the agent is closed, and its thread would never run them
-            super()._invoke_callbacks()  # type: ignore[misc]
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        """Runs each callback, once whoever else does so."""
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("a callback of %r failed", self)

@@ -293,7 +293,7 @@ class CallLink(ABC):
                     self._check_whole()
                     if self.ended is not None:
                         raise self.why_ended()
-                    count, tried = 0, not self._unsent
+                    count, tried = 0, not self._unsent and not self.pipe.midway
                     if tried:
                         count = self.pipe.send(kind, call, head, buffers, payload)
                         if count == total:
@@ -308,7 +308,11 @@ class CallLink(ABC):
                     _drop(rest, count)
                     request = call if kind in (CallKind.REQUEST, CallKind.NOTIFY) else 0
                     begun = count > 0 or (tried and self.stream.must_repeat)
-                    self._unsent.append(_Unsent(request, rest if lent else _copy(rest), begun))
+                    unsent = _Unsent(request, rest if lent else _copy(rest), begun)
+                    if begun:  # a signal handler that came meanwhile has put its frames there
+                        self._unsent.appendleft(unsent)
+                    else:
+                        self._unsent.append(unsent)
                     self.queued_bytes += total - count
                     self._written += count  # last: an exception before this line means that a frame was cut short
                 except BaseException:
@@ -347,10 +351,20 @@ class CallLink(ABC):
                 self.wake_mover()
                 self.ask_poller()
 
+    @property
+    def _is_midway(self) -> bool:
+        """Whether this thread, which runs a signal handler now, was about to queue the rest of a frame.
+
+        What the handler sends is queued, and goes once the handler has returned. Called with `_sending` held.
+        """
+        return self.pipe.midway and not (self._unsent and self._unsent[0].begun)
+
     def _queue_held(self) -> None:
         """Queues what was kept back and does not go now. Called with `_sending` held."""
         rest = self.pipe.take_held()
-        self._unsent.append(_Unsent(0, deque([memoryview(rest)]), True))
+        if not rest:  # a signal handler that sends just now has taken it along
+            return
+        self._unsent.appendleft(_Unsent(0, deque([memoryview(rest)]), True))
         self.queued_bytes += len(rest)
         self._written += len(rest)  # last, as in `send`
 
@@ -365,7 +379,7 @@ class CallLink(ABC):
         with self._sending:
             try:
                 self._check_whole()
-                while self._unsent:
+                while self._unsent and not self._is_midway:
                     first = self._unsent[0]
                     count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
                     if not count:

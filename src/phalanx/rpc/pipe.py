@@ -57,6 +57,8 @@ class Pipe(ABC):
 
     held = 0
     """Frames that were kept back, by `hold` or `post`."""
+    midway = False
+    """Whether `send` wrote a part of a frame, with which `send_rest` has not gone on."""
 
     def send_held(self) -> bool:
         """Writes what was kept back. False if a part of it does not go now: it is still kept, for `take_held`."""
@@ -270,6 +272,11 @@ class _NativePipe(Pipe):
     def held(self) -> int:  # type: ignore[override]
         assert self.native is not None
         return self.native.held
+
+    @property
+    def midway(self) -> bool:  # type: ignore[override]
+        assert self.native is not None
+        return self.native.midway
 
     def open_lanes(self, streams: Sequence[Stream]) -> None:
         assert self.native is not None

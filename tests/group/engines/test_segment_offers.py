@@ -38,7 +38,7 @@ def offer(
 ) -> bytes:
     maker = os.getpid() if pid is None else pid
     agreed = (asdict(DEFAULTS) | settings).values()
-    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, *agreed, False, 0, nonce)
+    return segment_setup._OFFER.pack(True, maker, fd, slot, heap, *agreed, False, 0, 0, nonce)
 
 
 def _unsealed() -> int:
@@ -87,7 +87,7 @@ def open_files() -> set[str]:
 
 
 def test_what_is_meant_is_mapped() -> None:
-    fd, words = segment_setup._make(2, 2, 0, HEAP, DEFAULTS)
+    fd, words = segment_setup._make(2, 2, (0, 0), HEAP, DEFAULTS)
     with held(lambda: fd):
         assert segment_setup._open(words, 1, 2) is not None
 

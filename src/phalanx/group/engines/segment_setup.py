@@ -96,9 +96,11 @@ def open_segment(setup: EngineSetup, neighbours: Sequence[int], *, heap: int) ->
         offer = b""
         if maps and lane.rank == neighbours[0]:
             try:
-                cores = cores_between(setup.backend.core_masks[rank] for rank in neighbours)
-                helpers = min(lane.spare_cores, MOST_HELPERS)
-                fd, offer = _make(len(neighbours), cores, helpers, heap, current(sharing.deadline.remaining()))
+                masks = [setup.backend.core_masks[rank] for rank in neighbours]
+                cores, helpers = cores_between(masks), min(lane.spare_cores, MOST_HELPERS)
+                # Where ranks share the same cores, a root that reads alone has those of all.
+                crews = helpers, int(len(masks) > cores > 1 and len(set(masks)) == 1)
+                fd, offer = _make(len(neighbours), cores, crews, heap, current(sharing.deadline.remaining()))
                 until_mapped.callback(os.close, fd)
             except OSError as error:
                 problem = f"no shared memory could be made: {error}"
@@ -141,18 +143,20 @@ def end_with_lane(segment: Segment, lane: Lane) -> None:
     lane.interrupt_with(lambda on_purpose: segment.leave() if on_purpose else segment.abort())
 
 
-def _make(ranks: int, cores: int, helpers: int, heap: int, tuning: Tuning) -> tuple[int, bytes]:
+def _make(ranks: int, cores: int, crews: tuple[int, int], heap: int, tuning: Tuning) -> tuple[int, bytes]:
     """The descriptor of new memory, and what the others need to find it and to use it in the same way.
 
     Whether the ranks share cores, or have some to spare for threads that help, is decided here, too: they cut and show
     arrays accordingly, and each may know of other cores.
+
+    Args:
+        crews: How many threads help a rank, and a root that reads while all others rest.
     """
     assert core is not None
     slot = SLOT if ranks <= FEW else SHORT_SLOT
     fd, nonce = make_memory("phalanx-segment", core.segment_bytes(ranks, slot, heap))
-    root_helpers = max(helpers, min(cores - 1, 1))
     agreed = astuple(replace(tuning, reduced_by_all=tuning.reduced_by_all_of(ranks, cores)))
-    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *agreed, ranks > cores, helpers, root_helpers, nonce)
+    return fd, _OFFER.pack(True, os.getpid(), fd, slot, heap, *agreed, ranks > cores, *crews, nonce)
 
 
 def _open(offer: bytes, rank: int, ranks: int) -> Segment:
