@@ -96,6 +96,7 @@ public:
     // What was kept back, for whoever sends it later. It counts as written here, so that an interrupt is seen in between.
     nb::bytes take_held() {
         nb::bytes taken(held_.data(), held_.size());
+        midway_ = midway_ || !held_.empty();  // until it is in the queue, and goes on from there
         written_ += held_.size();
         held_.clear();
         held_frames_ = 0;

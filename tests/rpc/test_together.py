@@ -16,7 +16,7 @@ from tests.rpc.support import LIMIT, WORLDS, run
 from phalanx import Options
 from phalanx._native import core
 from phalanx.rpc import Agent
-from phalanx.rpc.pipe import open_pipe
+from phalanx.rpc.pipe import NOT_POSTED, POSTED, open_pipe
 from phalanx.transports.stream import Stream
 from phalanx.wire.calls import CallKind, pack_header
 
@@ -200,8 +200,15 @@ def test_what_was_kept_back_goes_before_what_follows() -> None:
         rest = pipe.take_held() + frame[count:]
         assert pipe.held == 0
         assert pipe.written == written + len(rest) - len(frame[count:])
+        assert pipe.midway
+        assert pipe.post(CallKind.REQUEST, 1000, b"x") == NOT_POSTED
+        assert not pipe.hold(CallKind.REQUEST, 1000, b"x", 4)
         received = b""
         other.setblocking(False)
         while len(received) + len(rest) < len(expected):
             received += other.recv(65536)
         assert received + rest == expected
+        while rest:
+            rest = rest[pipe.send_rest([memoryview(rest)]) :]
+        assert not pipe.midway
+        assert pipe.post(CallKind.REQUEST, 1000, b"x") == POSTED

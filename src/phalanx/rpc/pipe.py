@@ -58,7 +58,7 @@ class Pipe(ABC):
     held = 0
     """Frames that were kept back, by `hold` or `post`."""
     midway = False
-    """Whether `send` wrote a part of a frame, with which `send_rest` has not gone on."""
+    """Whether a part of a frame was written, and the rest given out, with which `send_rest` has not gone on."""
 
     def send_held(self) -> bool:
         """Writes what was kept back. False if a part of it does not go now: it is still kept, for `take_held`."""
