@@ -87,7 +87,7 @@ protected:
     void copy_at_once(std::byte* to, const std::byte* from, std::size_t bytes) {
         if (!is_helped(bytes)) return copy_by(by(bytes), to, from, bytes);
         haul_.copy(to, from, bytes, by(bytes));
-        haul_.carry_out(s_.thresholds().helpers, [](const Load&) {});
+        haul_.carry_out([](const Load&) {});
     }
 
     int rank() const noexcept { return s_.rank(); }
@@ -168,10 +168,16 @@ protected:
                                : way.shares_slot ? Shown::Where::share
                                                  : Shown::Where::slot;
             consume(Shown(*this, where, one_way_.first() + piece), from, size);
-            haul_.carry_out(way.to_root ? crew_.helpers() : s_.thresholds().helpers, [&](const Load& load) {
+            const auto missed = [&](const Load& load) {
                 if (fetched_ == Outcome::done)
                     fetched_ = one_way_.fetch(call, way, load.rank, load.to, load.place, load.bytes);
-            });
+            };
+            // What a root reads of others that rest is worth a helper of its own sooner: their cores are idle anyway.
+            const auto& limits = s_.thresholds();
+            if (way.to_root && limits.root_helpers > 0)
+                haul_.carry_out(limits.root_helpers, limits.worth_helping / 2, missed);
+            else
+                haul_.carry_out(missed);
             return fetched_;
         });
     }
@@ -332,7 +338,7 @@ protected:
             const std::size_t from = piece * window;
             consume(Shown(*this, in_line ? Shown::Where::line : Shown::Where::slot, first + piece), from,
                     std::min(window, longest - from));
-            haul_.carry_out(s_.thresholds().helpers, [this](const Load&) { unread_ = true; });
+            haul_.carry_out([this](const Load&) { unread_ = true; });
         };
         std::uint64_t piece = 1;
         Outcome outcome = Outcome::done;

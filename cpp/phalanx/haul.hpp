@@ -48,18 +48,23 @@ public:
         if (bytes > 0 && to != from) loads_.push_back({to, from, 0, 0, bytes, 0, by});
     }
 
-    // Makes all of them, with so many threads that help at most. `miss(load)` is called for each that could not be read.
+    // Makes all of them, with so many threads that help at most, if there is so much to do that they are worth calling: those of
+    // each rank, if nothing else is said. `miss(load)` is called for each that could not be read.
     template <class Miss>
-    void carry_out(int most, Miss miss) {
+    void carry_out(Miss miss) {
+        carry_out(s_.thresholds().helpers, s_.thresholds().worth_helping, miss);
+    }
+    template <class Miss>
+    void carry_out(int most, std::size_t worth, Miss miss) {
         if (loads_.empty()) return;
         const Emptying at_end{loads_};
         std::size_t total = 0;
         for (const Load& load : loads_) total += load.bytes;
-        const int helpers = std::min(most, crew_.helpers_for(total, s_.thresholds().worth_helping));
+        const int helpers = std::min(most, crew_.helpers_for(total, worth));
         if (helpers == 0)
             carry_by_turns();
         else
-            share(total, helpers);
+            share(Crew::piece_of(total, helpers, worth), helpers);
         for (const Load& load : loads_)
             if (load.missed) miss(load);
     }
@@ -110,8 +115,7 @@ private:
         return true;
     }
 
-    void share(std::size_t total, int helpers) {
-        const std::size_t piece = Crew::piece_of(total, helpers, s_.thresholds().worth_helping);
+    void share(std::size_t piece, int helpers) {
         const auto pieces_of = [piece](const Load& load) { return (load.bytes + piece - 1) / piece; };
         std::size_t pieces = 0;
         for (const Load& load : loads_) pieces += pieces_of(load);

@@ -223,7 +223,7 @@ private:
                 else
                     haul_.read(x + from, r, addresses_[r], from, size, overflows_);
             });
-            haul_.carry_out(s_.thresholds().helpers, [this](const Load&) { unread_ = true; });
+            haul_.carry_out([this](const Load&) { unread_ = true; });
             outcome = ask_all(call, !unread_, [&](int) { again = true; });
             if (outcome != Outcome::done || !again) return outcome;
         }
