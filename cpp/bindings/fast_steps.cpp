@@ -107,6 +107,9 @@ public:
         }
     }
 
+    // Whether there is nothing to do: what a leaf of a tree passes on.
+    bool idle() const noexcept { return plan_->empty(); }
+
     nb::object origin;
     const std::size_t scratch;
     const std::uint64_t salt;
@@ -276,7 +279,7 @@ protected:
         const bool is_told = o.verb == Verb::scatter && !tells;
         // All that may run Python, before the turn is taken.
         const Told telling = tells ? telling_of(o) : Told{};
-        if (tells && sizeof(PartsHead) + telling.words.size() > slot_bytes - (o.out.bytes <= short_part ? short_part : 0)) return false;
+        if (telling.words.size() > room_for_words) return false;
         const nb::object layout_object = layout_of(o);
         const nb::object told_object = is_told ? layout_of_slot(o.root) : nb::none();
         if (layout_object.is_none() || (is_told && told_object.is_none())) return false;
@@ -284,7 +287,7 @@ protected:
         if (paused != 0 || ahead_.size() != 0) return false;
         const TurnHeld turn(turn_);
         if (!turn.taken) return false;
-        Held held(layout, ended_, resting_);  // the slot comes by the channel that the part comes by
+        Held held(layout, ended_, resting_);  // also the channel by which a rank hears what it is told
         if (!held.all) return false;
         give_number(o);
         const CallSite site = CallSite::current();
@@ -297,15 +300,11 @@ protected:
                 take_part(begun);
                 return true;
             }
-            if (is_inside(head_of_slot())) {
-                std::memcpy(o.out.data, slot_.data + slot_bytes - short_part, o.out.bytes);
-                begun.end();
-                return true;
-            }
+            if (is_inside(head_of_slot())) std::memcpy(o.out.data, parts_in(slot_.data) + rank() * o.out.bytes, o.out.bytes);
         }
         std::unique_ptr<std::byte[]> scratch = scratch_for(layout);
         if (tells) fill(scratch.get(), telling, o);
-        follow(begun, layout, held, o.x, o.out, std::move(scratch));
+        if (!layout.idle()) follow(begun, layout, held, is_told ? slot_ : o.x, o.out, std::move(scratch));
         make_mean(o);
         begun.end();
         return true;
@@ -313,8 +312,9 @@ protected:
 
 private:
 
-    // What the root of a scatter tells first: the head, and the words behind it. The rest of the slot is not looked at, but
-    // sent: nothing of this process's memory must be in it.
+    // What the root of a scatter tells first: the head, the words behind it, and at the end very short parts of all ranks. The
+    // rest of the slot is not looked at, but sent: nothing of this process's memory must be in it. The same is in
+    // phalanx/group/engines/slots.py.
     struct PartsHead {
         std::uint64_t bytes = 0, kind = 0, words = 0;
     };
@@ -322,29 +322,26 @@ private:
         std::uint64_t kind = 0;
         std::string words{};
     };
-    static constexpr std::size_t slot_bytes = 1024;  // DESCRIPTION_SLOT in phalanx/group/engines/base.py
-    static constexpr std::size_t short_part = 512;   // SHORT_PART there
+    static constexpr std::size_t slot_bytes = 128, room_for_words = 56, room_for_parts = 48;
+    static_assert(sizeof(PartsHead) + room_for_words + room_for_parts == slot_bytes);
 
     Told telling_of(const Operation& o) {
         return {kind_of(Verb::scatter, static_cast<int>(o.x.dtype), -1), words_of(o.x)};
     }
 
-    // One slot for all, or one for each rank with its part inside.
     void fill(std::byte* slot, const Told& telling, const Operation& o) const noexcept {
         const PartsHead head{o.out.bytes, telling.kind, telling.words.size()};
-        const int slots = is_inside(head) ? ranks() : 1;
-        for (int i = 0; i < slots; ++i, slot += slot_bytes) {
-            std::memset(slot, 0, slot_bytes);
-            std::memcpy(slot, &head, sizeof head);
-            std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
-            if (slots > 1) std::memcpy(slot + slot_bytes - short_part, o.x.data + i * o.out.bytes, o.out.bytes);
-        }
+        std::memset(slot, 0, slot_bytes);
+        std::memcpy(slot, &head, sizeof head);
+        std::memcpy(slot + sizeof head, telling.words.data(), telling.words.size());
+        if (is_inside(head)) std::memcpy(parts_in(slot), o.x.data, ranks() * o.out.bytes);
     }
 
-    // As `place_in_slot` in phalanx/group/engines/base.py.
-    static bool is_inside(const PartsHead& head) noexcept {
-        return head.bytes <= short_part && head.words <= slot_bytes - short_part - sizeof head;
+    bool is_inside(const PartsHead& head) const noexcept {
+        return head.bytes <= room_for_parts / static_cast<std::size_t>(ranks());
     }
+
+    static std::byte* parts_in(std::byte* slot) noexcept { return slot + slot_bytes - room_for_parts; }
 
     PartsHead head_of_slot() const noexcept {
         PartsHead head;

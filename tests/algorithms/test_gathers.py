@@ -8,7 +8,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from phalanx.algorithms import Recv, Schedule, bruck, chunk_bounds, halving_doubling, linear, pairwise, ring, star, tree
+from phalanx.algorithms import (
+    Schedule,
+    Step,
+    bruck,
+    chunk_bounds,
+    halving_doubling,
+    linear,
+    pairwise,
+    ring,
+    star,
+    telling,
+    tree,
+)
 
 from .simulate import Report, check_overlap, counts, every_size, integers, simulate, some_sizes, wild_floats
 
@@ -38,19 +50,60 @@ def some_roots(size: int) -> list[int]:
 
 
 @every_size
-def test_a_scatter_with_a_slot(size: int) -> None:
-    """What the root sends at once is what the others receive in two parts: the slot, then their chunk."""
+@pytest.mark.parametrize("algorithm", [tree, linear], ids=["tree", "linear"])
+def test_a_scatter_with_a_slot(algorithm: ModuleType, size: int) -> None:
+    """Everybody hears the slot once, and passes it on with what else it sends; the scatter itself is as without."""
+    for root in some_roots(size):
+        hears, whole = [], []
+        for rank in range(size):
+            heard = telling.hear(rank, size, root)
+            alone = algorithm.scatter(rank, size, root)
+            with_slot = telling.with_slot(alone, rank, size, root)
+            passed_on = telling.pass_on(rank, size, root)
+            sends = [send for step in passed_on.steps for send in step.sends]
+            without = [Step(tuple(s for s in step.sends if s.chunk != size), step.recvs) for step in with_slot.steps]
+            assert Schedule.of(without, parts=size) == alone
+            assert [send for step in with_slot.steps for send in step.sends if send.chunk == size] == sends
+            for step in with_slot.steps:  # to each rank the slot comes first
+                for send in sends:
+                    to_it = [other.chunk for other in step.sends if other.peer == send.peer]
+                    assert size not in to_it[1:]
+            assert len(heard.steps) == (rank != root)
+            hears.append(heard)
+            whole.append(Schedule(size + 1, (*heard.steps, *with_slot.steps)))
+
+        def scattered(before: np.ndarray, after: np.ndarray, root: int = root) -> None:
+            for rank in range(size):
+                assert after[rank, rank] == before[root, rank]
+                assert after[rank, size] == before[root, size]
+
+        run(whole, size + 1, scattered, seed=size)
+
+
+@every_size
+def test_what_a_scatter_takes_through_a_rank(size: int) -> None:
     for root in some_roots(size):
         for rank in range(size):
-            first = linear.scatter_with_slot(rank, size, root)
-            if rank == root:
-                sent = [(send.peer, send.chunk) for step in first.steps for send in step.sends]
-                assert sent == [(peer, chunk) for peer in range(size) if peer != root for chunk in (size, peer)]
-                assert len(first.steps) == (size > 1)
-                continue
-            received = [*first.steps, *linear.scatter(rank, size, root).steps]
-            assert [step.recvs for step in received] == [(Recv(root, size),), (Recv(root, rank),)]
-            assert not any(step.sends for step in received)
+            below = tree.below(rank, size, root)
+            steps = tree.scatter(rank, size, root).steps
+            received = [recv.chunk for step in steps for recv in step.recvs]
+            assert received == ([] if rank == root else [rank, *below])
+            assert sorted(send.chunk for step in steps for send in step.sends) == sorted(below)
+        assert len(tree.below(root, size, root)) == size - 1
+
+
+@every_size
+def test_a_scatter_along_the_tree(size: int) -> None:
+    for root in some_roots(size):
+        for i, count in enumerate(counts(size)):
+            bounds = chunk_bounds(count, size)
+
+            def scattered(before: np.ndarray, after: np.ndarray, bounds: list = bounds, root: int = root) -> None:
+                for rank, (start, stop) in enumerate(bounds):
+                    assert (after[rank, start:stop] == before[root, start:stop]).all()
+
+            report = run([tree.scatter(rank, size, root) for rank in range(size)], count, scattered, seed=i + size)
+            assert report.rounds == max(v.bit_count() for v in range(size))
 
 
 @every_size

@@ -15,8 +15,8 @@ import phalanx as px
 from phalanx._native import core
 from phalanx.algorithms import chunk_bounds, select
 from phalanx.errors import PeerLost
-from phalanx.group.engines.base import SHORT_PART
-from phalanx.group.engines.steps.layout import OUT, X, cut
+from phalanx.group.engines.slots import ROOM_FOR_PARTS, SLOT
+from phalanx.group.engines.steps.layout import OUT, SCRATCH, X, cut
 from phalanx.testing import run_ranks
 
 TCP = {"PHALANX_TRANSPORT": "tcp"}
@@ -121,41 +121,85 @@ def test_scatters(n: int) -> None:
         assert found == expected
 
 
-def _around_the_slot(group: px.Group) -> list[str]:
+def _parts_of_every_length(group: px.Group) -> list[str]:
+    """Parts in the slot, along the tree and straight from the root, by every root."""
     n, rank = group.world_size, group.rank
     found = []
-    for items in (SHORT_PART // 8 - 1, SHORT_PART // 8, SHORT_PART // 8 + 1):
-        x = np.arange(1.0 * items * n)
-        for source in (x, np.repeat(x, 2)[::2]):  # the second one is not plain: the root goes the general way
-            for _ in range(2):
-                out = np.zeros(items)
-                group.scatter(source if rank == 0 else None, 0, out)
-                assert (out == np.arange(items) + 1.0 * items * rank).all()
-            out = np.zeros(items)[::-1]  # nor this: the others do
-            group.scatter(source if rank == 0 else None, 0, out if rank else np.zeros(items))
-            assert not rank or (out == np.arange(items) + 1.0 * items * rank).all()
-        for other in (items - 1, items + 1):
-            untouched = np.zeros(other)
-            found.append(_scatter(group, x, untouched if rank == 1 else np.zeros(items)))
-            assert not untouched.any()
+    inside, along = ROOM_FOR_PARTS // n // 8, select.SHORT_SCATTER // n // 8
+    for root in range(n):
+        for items in (inside, inside + 1, along, along + 1):
+            x = np.arange(1.0 * items * n)
+            mine = np.arange(items) + 1.0 * items * rank
+            for source in (x, np.repeat(x, 2)[::2]):  # the second one is not plain: the root goes the general way
+                for _ in range(2):
+                    out = np.zeros(items)
+                    group.scatter(source if rank == root else None, root, out)
+                    assert (out == mine).all()
+                for general in range(n):  # nor this: one of the others does
+                    out = np.zeros(items)[::-1] if rank == general != root else np.zeros(items)
+                    group.scatter(source if rank == root else None, root, out)
+                    assert (out == mine).all()
+            for other in (items - 1, items + 1):  # and one has memory for another part: all but that one have theirs
+                for wrong in range(n):
+                    if wrong == root:
+                        continue
+                    untouched = np.zeros(other)
+                    out = np.zeros(items)
+                    said = _scatter(group, x, untouched if rank == wrong else out, root)
+                    assert not untouched.any()
+                    if rank == wrong:
+                        assert said == f"out is float64[{other}], but rank {root} scattered float64[{items}]"
+                        found.append(said)
+                    else:
+                        assert (out == mine).all()
     return found
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_short_part_travels_in_the_slot(n: int) -> None:
-    said = run_ranks(n, _around_the_slot, backend="mesh", env=TCP)[1]
-    most = SHORT_PART // 8
-    assert said == [
-        f"out is float64[{other}], but rank 0 scattered float64[{items}]"
-        for items in (most - 1, most, most + 1)
-        for other in (items - 1, items + 1)
-    ]
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_parts_of_every_length(n: int) -> None:
+    for said in run_ranks(n, _parts_of_every_length, backend="mesh", env=TCP):
+        assert len(said) == (n - 1) * 4 * 2
 
 
-def test_a_short_scatter_is_one_message_for_each_rank() -> None:
-    whole = 4 * SHORT_PART
-    assert sorted(cut("scatter", "linear", 0, 4, 0, whole, 1).chunks) == [0, 1, 2, 3]
-    assert sorted(cut("scatter", "linear", 0, 4, 0, whole + 4, 1).chunks) == [0, 1, 2, 3, 4]
+def _many_dims(group: px.Group) -> list[Any]:
+    """A description that does not go into the slot."""
+    n, rank = group.world_size, group.rank
+    shape = (1,) * 13 + (3,) + (1,) * 17
+    x = np.arange(3.0 * n).reshape(n, *shape)
+    found = []
+    for root in range(n):
+        for out in (None, np.zeros(shape), np.zeros(3)):
+            part = group.scatter(x if rank == root else None, root, out)
+            assert part.shape == ((1, *shape) if out is None else out.shape)
+            found.append(part.reshape(-1).tolist())
+    return found
+
+
+@pytest.mark.parametrize("env", [TCP, TCP | {"PHALANX_PURE": "1"}], ids=["core", "pure"])
+def test_a_part_of_many_dims(env: dict[str, str]) -> None:
+    for rank, found in enumerate(run_ranks(4, _many_dims, backend="mesh", env=env)):
+        assert found == [[3.0 * rank, 3.0 * rank + 1, 3.0 * rank + 2]] * 12
+
+
+def test_short_parts_are_one_message_for_each_rank() -> None:
+    in_slot = cut("scatter", "tree", 0, 4, 0, ROOM_FOR_PARTS, 1)
+    assert in_slot.chunks[4] == (SLOT, SCRATCH, 0, (-1, 0))
+    passed = cut("scatter", "tree", 2, 4, 0, 4096, 1).chunks
+    assert passed == {2: (1024, OUT, 0, (-1, 0)), 3: (1024, SCRATCH, 0, (-1, 0)), 4: (SLOT, X, 0, (-1, 0))}
+
+
+def _asked_for(group: px.Group) -> float:
+    out = np.zeros(2)
+    for _ in range(3):
+        group.scatter(np.arange(2.0 * group.world_size) if group.rank == 1 else None, 1, out)
+    group.scatter(np.arange(9000.0 * group.world_size) if group.rank == 1 else None, 1, np.zeros(9000))
+    return float(out[0])
+
+
+@pytest.mark.parametrize("algorithm", ["scatter=tree", "scatter=linear"])
+def test_the_algorithm_of_a_scatter_can_be_chosen(algorithm: str) -> None:
+    env = TCP | {"PHALANX_ALGORITHM": algorithm}
+    assert run_ranks(4, _asked_for, backend="mesh", env=env) == [0.0, 2.0, 4.0, 6.0]
 
 
 def _other_root(group: px.Group) -> str:

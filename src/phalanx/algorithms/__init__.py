@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import bruck, chain, halving_doubling, linear, pairwise, ring, scan, select, star, tree
+from . import bruck, chain, halving_doubling, linear, pairwise, ring, scan, select, star, telling, tree
 from .schedule import Recv, Schedule, Send, Step, chunk_bounds
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "scan",
     "select",
     "star",
+    "telling",
     "tree",
 ]

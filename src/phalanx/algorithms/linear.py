@@ -26,7 +26,7 @@ from functools import lru_cache
 
 from .schedule import Recv, Schedule, Send, Step, check_ranks
 
-__all__ = ["all_gather", "all_to_all", "gather", "scatter", "scatter_with_slot"]
+__all__ = ["all_gather", "all_to_all", "gather", "scatter"]
 
 
 @lru_cache
@@ -55,23 +55,6 @@ def scatter(rank: int, size: int, root: int) -> Schedule:
     if rank != root:
         return Schedule.of([Step(recvs=(Recv(root, rank),))], parts=size)
     return Schedule.of([Step(sends=tuple(Send(peer, peer) for peer in range(size) if peer != root))], parts=size)
-
-
-@lru_cache
-def scatter_with_slot(rank: int, size: int, root: int) -> Schedule:
-    """A slot in which the root says what it scatters, chunk `size`, and then chunk r of the root to rank r.
-
-    The root sends both at once. The others receive the slot by this, and then their chunk by `scatter`.
-
-    Raises:
-        InvalidWorldSize: `size` is less than 1.
-        InvalidRank: `rank` or `root` is not in a group of that size.
-    """
-    check_ranks(size, rank, root)
-    if rank != root:
-        return Schedule.of([Step(recvs=(Recv(root, size),))], parts=size + 1)
-    sends = [Send(peer, chunk) for peer in range(size) if peer != root for chunk in (size, peer)]
-    return Schedule.of([Step(tuple(sends))], parts=size + 1)
 
 
 @lru_cache

@@ -32,6 +32,8 @@ LONG_BROADCAST = 1 << 20
 """Bytes from which a broadcast goes along a chain, piece by piece."""
 LONG_REDUCE = 4 << 20
 """The same for a reduce. Two cores cannot show it: four ranks there take as long with either, up to 64 MiB."""
+SHORT_SCATTER = 32 << 10
+"""Bytes up to which a scatter goes along the tree: then messages cost more than bytes."""
 CHAIN_PIECE = 512 << 10
 MOST_PIECES = 64
 
@@ -129,7 +131,7 @@ _RULES: dict[str, Callable[[int, int], str]] = {
     "gather": lambda size, nbytes: "linear",
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
-    "scatter": lambda size, nbytes: "linear",
+    "scatter": lambda size, nbytes: "tree" if nbytes <= SHORT_SCATTER else "linear",
 }
 OPERATIONS = tuple(_RULES)
 
@@ -163,6 +165,7 @@ _ROOTED: dict[tuple[str, str], Callable[[int, int, int], Schedule]] = {
     ("reduce", "tree"): tree.reduce,
     ("scatter", "linear"): linear.scatter,
     ("scatter", "star"): star.scatter,
+    ("scatter", "tree"): tree.scatter,
 }
 _CHAINED: dict[tuple[str, str], Callable[[int, int, int, int], Schedule]] = {
     ("broadcast", "chain"): chain.broadcast,

@@ -14,6 +14,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("tree", "chain"),
     "reduce": ("tree", "chain"),
     "reduce_scatter": ("halving_doubling", "ring"),
+    "scatter": ("tree", "linear"),
 }
 """Operations that have one algorithm only are not listed."""
 

@@ -6,7 +6,6 @@ inside a segment. All ranks of a group use the same kind of engine, because they
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -24,7 +23,7 @@ from ..data.reduction import Reduction
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
-from ..tracking.fingerprint import kind_of
+from .slots import SLOT, Parts, Slot, pack_slot
 
 if TYPE_CHECKING:
     from ..._core import Segment
@@ -39,51 +38,6 @@ Flat = npt.NDArray[Any]
 def split(flat: Flat, counts: Sequence[int]) -> list[Flat]:
     """Consecutive parts of these lengths."""
     return [flat[start:stop] for start, stop in pairwise(accumulate(counts, initial=0))]
-
-
-DESCRIPTION_SLOT = 1024
-"""Bytes in which the root of a scatter tells everybody what its parts are."""
-_SLOT_HEAD = struct.Struct("<QQQ")
-"""The bytes of a part, a number for its dtype, and the length of its description, which follows.
-
-`PartsHead` in cpp/bindings/fast_steps.cpp is the same.
-"""
-SHORT_PART = 512
-"""Bytes of a part up to which it travels inside the slot, at its end, where the description leaves that room."""
-
-
-class Parts(NamedTuple):
-    """The array of the root of a scatter: equal parts, one after another."""
-
-    flat: Flat
-    dtype: str
-    """As it is called in a description."""
-    description: bytes
-    """The packed description of one part."""
-
-
-def pack_slot(parts: Parts, size: int) -> Flat:
-    """The slot in which the root tells of its `size` parts."""
-    slot = np.zeros(DESCRIPTION_SLOT, np.uint8)
-    kind = kind_of("scatter", parts.dtype, "")
-    words = _SLOT_HEAD.pack(parts.flat.nbytes // size, kind, len(parts.description)) + parts.description
-    slot[: len(words)] = np.frombuffer(words, np.uint8)
-    return slot
-
-
-def read_slot(slot: Flat | bytes) -> bytes:
-    """The packed description of a part that is in a slot."""
-    words = bytes(slot)
-    length = _SLOT_HEAD.unpack_from(words)[2]
-    return words[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
-
-
-def place_in_slot(slot: Flat | bytes) -> slice | None:
-    """The bytes of a slot in which the part itself lies; None if it does not travel inside."""
-    length, _, words = _SLOT_HEAD.unpack_from(bytes(slot))
-    if length > SHORT_PART or _SLOT_HEAD.size + words > DESCRIPTION_SLOT - SHORT_PART:
-        return None
-    return slice(DESCRIPTION_SLOT - SHORT_PART, DESCRIPTION_SLOT - SHORT_PART + length)
 
 
 Receive = Callable[[bytes], Flat]
@@ -210,9 +164,14 @@ class Engine(ABC):
 
     def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
         """As `scatter`, where only rank `src` knows how long the parts are; elsewhere `parts` is None."""
-        slot = np.empty(DESCRIPTION_SLOT, np.uint8) if parts is None else pack_slot(parts, self.size)
+        slot = np.empty(SLOT, np.uint8) if parts is None else pack_slot(parts, self.size)
         self.broadcast(running, slot, src)
-        target = receive(read_slot(slot))
+        told = Slot(slot, self.size)
+        words: bytes | bytearray | None = told.words
+        if words is None:
+            words = bytearray(told.words_length if parts is None else parts.description)
+            self.broadcast(running, np.frombuffer(words, np.uint8), src)
+        target = receive(bytes(words))
         self.scatter(running, None if parts is None else parts.flat, target, src, [target.size] * self.size)
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:

@@ -11,27 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...algorithms import Schedule, bruck, chunk_bounds, linear, scan, select
+from ...algorithms import Schedule, bruck, chunk_bounds, scan, select, telling, tree
 from ...backends.lane import Lane
 from ...config.algorithms import parse_algorithms
+from ...errors import UsageError
 from ..data.arrays import Description, adapt
 from ..data.reduction import Reduction
 from ..data.shapes import misfit
 from ..fast_path import AnyFastPath, FastPathMaker
 from ..running_collective import RunningCollective
-from .base import (
-    DESCRIPTION_SLOT,
-    SHORT_PART,
-    Engine,
-    EngineSetup,
-    Flat,
-    Parts,
-    Receive,
-    pack_slot,
-    place_in_slot,
-    read_slot,
-    split,
-)
+from .base import Engine, EngineSetup, Flat, Receive, split
+from .slots import ROOM_FOR_PARTS, SLOT, Parts, Slot, pack_slot
 from .steps.fast_path import prepare
 from .steps.layout import Origin, cut, lay_out
 from .steps.run import Chunks, go_on, piece_of, run
@@ -70,6 +60,8 @@ class NetworkEngine(Engine):
         self._algorithm = algorithm
         self._topology = "star" if is_star else "mesh"
         self._overrides = parse_algorithms(algorithm or "")
+        # Of all that belongs to a scatter of equal parts: how they come nobody knows before the slot is there.
+        self._told = f"told {self._overrides.get('scatter', '')}"
 
     def among(self, members: Sequence[int]) -> NetworkEngine:
         """The same for some ranks of the lane."""
@@ -95,14 +87,20 @@ class NetworkEngine(Engine):
         name = self._choose("scatter" if verb == "scatter_slot" else verb, nbytes)
         if name == "star":  # also where it is asked for: rank 0 passes on what the others have for each other
             return None
-        goes_inside = verb == "scatter" and nbytes // self.size <= SHORT_PART
-        if verb == "scatter_slot" or (verb == "scatter" and self.rank == root and not goes_inside):
-            schedule = linear.scatter_with_slot(self.rank, self.size, root)
+        family = self.rank, self.size, root
+        also_reads: Sequence[int] = ()
+        if verb == "scatter_slot":
+            schedule = telling.hear(*family)
+        elif verb == "scatter":
+            schedule = telling.pass_on(*family)
+            if nbytes > ROOM_FOR_PARTS:
+                schedule = telling.with_slot(select.schedule(verb, name, self.rank, self.size, root=root), *family)
+            also_reads = [recv.peer for step in telling.hear(*family).steps for recv in step.recvs]
         else:
             schedule = select.schedule(verb, name, self.rank, self.size, root=root, nbytes=nbytes)
-        prepared = prepare(schedule)
         found = cut(verb, name, self.rank, self.size, root, items, item)
-        return lay_out(prepared, found, self._lane.plain_channels, _salt(name))
+        salt = _salt(self._told if verb in ("scatter", "scatter_slot") else name)
+        return lay_out(prepare(schedule), found, self._lane.plain_channels, salt, also_reads)
 
     def _go_on(self, running: RunningCollective, steps: StepsRun, origin: Origin, outcome: int) -> None:
         fingerprint = running.fingerprint ^ origin.salt
@@ -116,12 +114,20 @@ class NetworkEngine(Engine):
             UsageError: The part does not fit `out`. The group can go on.
         """
         target = adapt(out, write=True)
-        told = Description.parse(read_slot(slot), None)
-        fits = (target.dtype, target.array.size) == (told.dtype, math.prod(told.shape))
-        part = target.array if fits else np.empty(told.shape, told.numpy_dtype())
-        self._take_part(running, part.reshape(-1), slot, "linear", root)
-        if not fits:
-            raise misfit(target.description, told, root)
+        flat: Flat = target.array.reshape(-1)
+        wrong: UsageError | None = None
+
+        def receive(words: bytes) -> Flat:
+            nonlocal wrong
+            told = Description.parse(words, None)
+            if (target.dtype, target.array.size) == (told.dtype, math.prod(told.shape)):
+                return flat
+            wrong = misfit(target.description, told, root)
+            return np.empty(told.shape, told.numpy_dtype()).reshape(-1)
+
+        self._take_part(running, np.frombuffer(slot, np.uint8), root, receive)
+        if wrong is not None:
+            raise wrong
 
     def _run_whole(self, running: RunningCollective, verb: str, x: Any, out: Any, root: int, op: str) -> None:
         """Runs a collective on plain arrays that the fast path has issued, but cannot begin.
@@ -276,39 +282,57 @@ class NetworkEngine(Engine):
         if source is not None:
             chunks = dict(enumerate(split(source, counts)))
             target[:] = chunks[self.rank]
-        elif name == "star" and self.rank == 0:  # it passes them on
-            chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in range(1, self.size)}
+        else:
+            chunks |= {rank: np.empty(counts[rank], target.dtype) for rank in self._below(name, src)}
         self._run(running, "scatter", name, chunks, root=src)
 
-    def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
-        name = self._choose("scatter", 0)
+    def _below(self, name: str, src: int) -> Sequence[int]:
+        """The ranks whose parts of a scatter this one, which is not the root, passes on."""
         if name == "star":
+            return range(1, self.size) if self.rank == 0 else ()
+        return tree.below(self.rank, self.size, src) if name == "tree" else ()
+
+    def scatter_equal(self, running: RunningCollective, parts: Parts | None, src: int, receive: Receive) -> None:
+        if self._topology == "star":
             super().scatter_equal(running, parts, src, receive)
             return
-        with_slot = linear.scatter_with_slot(self.rank, self.size, src)
         if parts is None:
-            slot = np.empty(DESCRIPTION_SLOT, np.uint8)
-            self._follow(running, with_slot, name, {self.size: slot})
-            self._take_part(running, receive(read_slot(slot)), slot, name, src)
+            slot = np.empty(SLOT, np.uint8)
+            self._follow(running, telling.hear(self.rank, self.size, src), self._told, {self.size: slot})
+            self._take_part(running, slot, src, receive)
             return
-        chunks = split(parts.flat, [parts.flat.size // self.size] * self.size)
-        receive(parts.description)[:] = chunks[self.rank]
+        own = np.split(parts.flat, self.size)
         slot = pack_slot(parts, self.size)
-        inside = place_in_slot(slot)
-        if inside is None:
-            self._follow(running, with_slot, name, [*chunks, slot])
-            return
-        slots = np.tile(slot, (self.size, 1))
-        slots[:, inside] = parts.flat.reshape(self.size, -1).view(np.uint8)
-        self._run(running, "scatter", name, list(slots), root=src)
+        self._tell(running, slot, src, parts.description)
+        receive(parts.description)[:] = own[self.rank]
+        if not Slot(slot, self.size).parts_inside:
+            self._scatter_told(running, dict(enumerate(own)), parts.flat.nbytes, src)
 
-    def _take_part(self, running: RunningCollective, target: Flat, slot: Flat | bytes, name: str, root: int) -> None:
-        """This rank's part of a scatter, of which it has the slot: from inside of that, or from behind it."""
-        inside = place_in_slot(slot)
-        if inside is None:
-            self._run(running, "scatter", name, {self.rank: target}, root=root)
-        else:
-            target.view(np.uint8)[:] = np.frombuffer(slot, np.uint8)[inside]
+    def _take_part(self, running: RunningCollective, slot: npt.NDArray[np.uint8], root: int, receive: Receive) -> None:
+        """All that is left to do for a scatter of equal parts on a rank that has heard the slot."""
+        told = Slot(slot, self.size)
+        target = receive(self._tell(running, slot, root))
+        if told.parts_inside:
+            target.view(np.uint8)[:] = told.part_of(self.rank)
+            return
+        nbytes = target.nbytes * self.size
+        below = self._below(self._choose("scatter", nbytes), root)
+        chunks: dict[int, Flat] = {rank: np.empty(target.nbytes, np.uint8) for rank in below}
+        self._scatter_told(running, {**chunks, self.rank: target}, nbytes, root)
+
+    def _tell(self, running: RunningCollective, slot: Flat, root: int, words: bytes = b"") -> bytes:
+        """Passes the slot on, and the description of a part with it, which it returns; on the root that is `words`."""
+        self._follow(running, telling.pass_on(self.rank, self.size, root), self._told, {self.size: slot})
+        told = Slot(slot, self.size)
+        if told.words is not None:
+            return told.words
+        text = bytearray(words or bytes(told.words_length))
+        self._follow(running, tree.broadcast(self.rank, self.size, root), self._told, (np.frombuffer(text, np.uint8),))
+        return bytes(text)
+
+    def _scatter_told(self, running: RunningCollective, chunks: dict[int, Flat], nbytes: int, root: int) -> None:
+        schedule = select.schedule("scatter", self._choose("scatter", nbytes), self.rank, self.size, root=root)
+        self._follow(running, schedule, self._told, chunks)
 
     def scan(self, running: RunningCollective, flat: Flat, reduction: Reduction, *, exclusive: bool) -> None:
         if self._topology == "star" or select.scans_by_parts(self.size, flat.nbytes):

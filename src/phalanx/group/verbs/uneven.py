@@ -14,12 +14,15 @@ from ..collective_runner import CollectiveRunner
 from ..data.arrays import Adapted, Description, adapt, adapt_out, share_memory
 from ..data.overlap import check_gathered, check_scattered
 from ..data.shapes import new_array, target_for
-from ..engines.base import DESCRIPTION_SLOT, Engine
+from ..engines.base import Engine
 from ..members import as_member
 from ..running_collective import RunningCollective
 from ..tracking.call import CollectiveCall
 
 __all__ = ["UnevenGathers"]
+
+DESCRIPTION_SLOT = 1024
+"""Bytes in which the root of a scatter tells everybody what a row is."""
 
 
 class UnevenGathers(CollectiveRunner):

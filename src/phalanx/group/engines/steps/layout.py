@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...._native import core
-from ....algorithms import bruck, chunk_bounds, select
+from ....algorithms import bruck, chunk_bounds, select, tree
 from ....transports.channel import Inbound, Outbound
-from ..base import DESCRIPTION_SLOT, SHORT_PART
+from ..slots import SLOT
 from .fast_path import FastRun, Prepared
 from .transfers import Job
 
@@ -67,7 +67,7 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     """The chunks of an operation.
 
     Args:
-        verb: As the core's fast path calls it; `scatter_slot` is what a rank receives before its part of a scatter.
+        verb: As the core's fast path calls it; `scatter_slot` is what a rank hears before its part of a scatter.
         name: The algorithm.
         items: Elements of the largest array of the call.
         item: Bytes of an element.
@@ -101,15 +101,13 @@ def cut(verb: str, name: str, rank: int, size: int, root: int, items: int, item:
     if verb == "scatter_slot":
         return Cut({size: Chunk(nbytes, X, 0)})
     if verb == "scatter":
-        if rank != root:
-            return Cut({rank: Chunk(part, OUT, 0)})
-        mine = (part, X, rank * part, OUT, 0)
-        if part <= SHORT_PART:  # every part inside a slot of its own
-            slots = {n: Chunk(DESCRIPTION_SLOT, SCRATCH, n * DESCRIPTION_SLOT) for n in range(size)}
-            return Cut(slots, [mine], size * DESCRIPTION_SLOT)
         chunks = {n: Chunk(part, X, n * part) for n in range(size)}
-        chunks[size] = Chunk(DESCRIPTION_SLOT, SCRATCH, 0)
-        return Cut(chunks, [mine], DESCRIPTION_SLOT)
+        if rank == root:
+            return Cut({**chunks, size: Chunk(SLOT, SCRATCH, 0)}, [(part, X, rank * part, OUT, 0)], SLOT)
+        # What it has heard is its x.
+        below = tree.below(rank, size, root) if name == "tree" else []
+        chunks = {n: Chunk(part, SCRATCH, place * part) for place, n in enumerate(below)}
+        return Cut({**chunks, rank: Chunk(part, OUT, 0), size: Chunk(SLOT, X, 0)}, (), len(below) * part)
     assert verb == "all_to_all"
     chunks = {rank * size + j: Chunk(part, X, j * part) for j in range(size) if j != rank}
     chunks |= {i * size + rank: Chunk(part, OUT, i * part) for i in range(size) if i != rank}
@@ -123,15 +121,17 @@ def lay_out(
     found: Cut,
     channels: Callable[[Sequence[int], Sequence[int]], tuple[list[Outbound], list[Inbound]] | None],
     salt: int,
+    also_reads: Sequence[int] = (),
 ) -> StepsLayout | None:
     """The layout of an operation for the core; None as long as one of its channels is not there.
 
     Args:
         channels: Gives the channels to write to and to read from, by rank.
         salt: The number of the algorithm.
+        also_reads: Ranks from which nothing comes in these steps, but before them, in others of the same operation.
     """
     assert core is not None
-    both = channels(prepared.writes, prepared.reads)
+    both = channels(prepared.writes, [*prepared.reads, *(rank for rank in also_reads if rank not in prepared.reads)])
     if both is None:
         return None
     chunks = [found.chunks[number] for number in prepared.chunks]
