@@ -52,9 +52,11 @@ for name, data in INPUTS.items():
         expect(lambda: receive(src=0), name)
         expect(lambda: receive(src=0, timeout=0.1), name + ", again")
         say(name + ", memory", more=memory() - before)
-        group.send(np.zeros(1), 0)
+        expect(lambda: group.send(np.zeros(1), 0), name + ", back")
         group.send(np.zeros(1), 2)
-    if world.rank != 1:
+    if world.rank == 0:
+        expect(lambda: group.recv(src=1), name + ", back")
+    elif world.rank == 2:
         group.recv(src=1)
     group.barrier()
     group.close()
@@ -71,6 +73,11 @@ say("went on")
         event = world[1].wait(f"{name}, again")
         # The rest of a connection that carried nonsense cannot be trusted; a frame that was whole leaves it usable.
         assert event["type"] in ("ProtocolError", "Timeout"), (name, event)
+        closed = event["type"] == "ProtocolError"
+        for rank in (world[0], world[1]):  # the other direction is the same connection
+            event = rank.wait(f"{name}, back")
+            assert event["type"] == ("ChannelClosed" if closed else ""), (name, event)
+            assert event["took"] < bound(3.0)
         assert world[1].wait(f"{name}, memory")["more"] < 32
     assert world.finish() == [0, 0, 0], "".join(rank.errors for rank in world)
 

@@ -124,7 +124,8 @@ class Quick:
 def streams(group: px.Group, peer: int) -> tuple[str, str]:
     """The kinds of the two channels with a peer."""
     lane: Any = group._messages
-    return type(lane._outbound[peer].stream).__name__, type(lane._inbound[peer].stream).__name__
+    [inbound] = lane.inbound(peer)
+    return type(lane._outbound[peer].stream).__name__, type(inbound.stream).__name__
 
 
 def warm(group: px.Group) -> None:

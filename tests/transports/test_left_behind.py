@@ -23,7 +23,7 @@ def _no_rings(group: px.Group) -> None:
     for _ in range(20):
         group.send(x, peer)
         group.recv(x, peer)
-    assert streams(group, peer) == ("Stream", "Stream")
+    assert streams(group, peer) == ("WritingHalf", "ReadingHalf")
     assert type(group._fast_messages).__name__ != "FastMessages"
 
 

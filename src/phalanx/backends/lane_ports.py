@@ -175,6 +175,7 @@ class _PieceSink(Sink):
 class LaneStream(Stream):
     """One end of a stream that is made of messages."""
 
+    plain = False
     write_events = Stream.read_events
 
     def __init__(self, port: LanePort, peer: int, number: int, *, sends: int, receives: int) -> None:

@@ -43,7 +43,10 @@ _REFUSALS = {
     HandshakeStatus.TARGET: "it looked for another rank or port",
     HandshakeStatus.CLOSED: "the world or group has ended",
     HandshakeStatus.BROKEN: "the group is broken",
+    HandshakeStatus.CROSSED: "this rank opens the connection itself",
 }
+_USUAL = (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN, HandshakeStatus.CROSSED)
+"""Refusals that happen where all is well."""
 
 
 class Acceptor:
@@ -165,8 +168,8 @@ class Acceptor:
             return
         if pending.refused is not None:
             # A rank that comes between two worlds tries again until there is one: nothing to worry anybody with.
-            # So does one that has not heard yet that its group is broken.
-            early = pending.machine.refused in (HandshakeStatus.CLOSED, HandshakeStatus.BROKEN)
+            # So does one that has not heard yet that its group is broken; and two may open a connection to each other.
+            early = pending.machine.refused in _USUAL
             self._drop(pending, pending.refused, level=logging.INFO if early else logging.WARNING)
             return
         wants_write = pending.outgoing or pending.stream.read_events == select.POLLOUT

@@ -71,6 +71,8 @@ class Inbound:
         self.ended = False
         self.resting = True
         """True if the next byte of the stream begins a frame: then the core may read it past this channel."""
+        self.certain = True
+        """True if what the rank sends comes by this channel; False as long as it may still open another one for it."""
         self._mailbox = mailbox
         self._max_message = max_message
         self._max_object = max_object
@@ -87,7 +89,8 @@ class Inbound:
         self._over: Exception | None = None
         """The end of the stream as decided under the lock; `_tell` reports it without the lock."""
         self._paused = False
-        self._goodbye = False
+        self.goodbye = False
+        """True once the other side has said that it closes on purpose."""
         self.last_word = b""
         """Why the other side found its group broken, if it said so before it closed."""
 
@@ -111,7 +114,7 @@ class Inbound:
     def _begin(self, mailbox: Mailbox, header: FrameHeader, description: bytes) -> Arrival | None:
         self._need = self._first_need()
         if header.kind is FrameKind.GOODBYE:
-            self._goodbye = True
+            self.goodbye = True
             return None
         if header.kind is FrameKind.BROKEN:
             self.last_word = description
@@ -119,6 +122,7 @@ class Inbound:
         if header.kind is FrameKind.RING:
             self._ring(description)
             return None
+        self.certain = True
         envelope = Envelope(self.src, header.kind, header.tag, description, header.payload)
         arrival = mailbox.begin(envelope, self.lock)
         if arrival.refused_by is not None:
@@ -212,7 +216,7 @@ class Inbound:
             with contextlib.suppress(ValueError):
                 self._refused.remove(arrival)
         if self._over is not None:
-            failure = self._on_end(self, self._over, self._goodbye)
+            failure = self._on_end(self, self._over, self.goodbye)
             cut, self._arrival = self._arrival, None
             if cut is not None:
                 cut.mailbox.cut(cut, failure)

@@ -37,8 +37,8 @@ LONG_PIECE = 1 << 20
 
 
 def can_receive(channel: Inbound) -> bool:
-    """True if the next byte of the stream begins a frame, and nothing before it waits elsewhere."""
-    return channel.resting and not channel._mailbox.ahead and not channel.stream.exact
+    """True if the next byte of the stream begins a frame, and nothing before it comes or waits elsewhere."""
+    return channel.resting and channel.certain and not channel._mailbox.ahead and not channel.stream.exact
 
 
 def can_send(channel: Outbound) -> bool:
@@ -207,7 +207,7 @@ def inbound_over(channel: Inbound, ended: StreamEnded) -> BaseException:
             channel.ended = True
             channel.resting = False
             channel._close_stream()
-    return channel._on_end(channel, ended, channel._goodbye)
+    return channel._on_end(channel, ended, channel.goodbye)
 
 
 def outbound_over(channel: Outbound, ended: StreamEnded) -> BaseException:

@@ -65,6 +65,7 @@ class RingStream(Stream):
     """Base of both ends: the socket that belongs to the ring."""
 
     read_events = write_events = select.POLLIN
+    plain = False
     exact = True
 
     def __init__(self, stream: Stream, ring: RingIn | RingOut, aside: bytes) -> None:

@@ -7,6 +7,7 @@ message that it cannot finish in time is handed over, and the lane completes it 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import core
-from ..errors import ProtocolError
-from ..wire.frames import FrameKind
+from ..errors import ProtocolError, UsageError
+from ..wire.frames import FrameHeader, FrameKind
 from .channel import Inbound, Outbound, OutgoingFrame, Torn
 from .direct import give_back
 from .lending import Lending
@@ -84,6 +85,7 @@ class RingInbound(Inbound):
     Args:
         open_ring: Opens what is offered; None if it cannot.
         switched: Is told of the ring once it is in use.
+        ascertained: Is told once it is certain that the rank sends by this channel. None: it is from the beginning.
     """
 
     def __init__(
@@ -97,13 +99,23 @@ class RingInbound(Inbound):
         on_end: Callable[[Inbound, Exception, bool], BaseException],
         open_ring: Callable[[bytes, Stream], RingIn | None],
         switched: Callable[[RingInbound, RingIn], None],
+        ascertained: Callable[[RingInbound], None] | None = None,
     ) -> None:
         super().__init__(stream, src, mailbox, max_message=max_message, max_object=max_object, on_end=on_end)
         self.lock = new_lock()
+        self.certain = ascertained is None
+        self._ascertained = ascertained
         self._open_ring = open_ring
         self._switched = switched
         self._offered: RingIn | None = None
         self._was_offered = False
+
+    def _begin(self, mailbox: Mailbox, header: FrameHeader, description: bytes) -> Arrival | None:
+        arrival = super()._begin(mailbox, header, description)
+        if self.certain and self._ascertained is not None:
+            self._ascertained(self)
+            self._ascertained = None
+        return arrival
 
     def _ring(self, description: bytes) -> None:
         if description:
@@ -179,6 +191,7 @@ class RingOutbound(Outbound):
 
     Args:
         offers: Whether to offer a ring at all.
+        twin: The channel that reads from the same connection, if one does: it hears the other side's goodbye.
         lending: From which length the receiver may read messages where they lie.
         switched: Is told of the ring once it is in use.
     """
@@ -192,8 +205,10 @@ class RingOutbound(Outbound):
         offers: bool,
         lending: Lending,
         switched: Callable[[RingOutbound, RingOut], None],
+        twin: Inbound | None = None,
     ) -> None:
         super().__init__(stream, dst, on_end)
+        self._twin = twin
         self.lock = new_lock()
         self._offer = RingOffer(lambda ring: switched(self, ring), lending) if offers else None
         self._switch: OutgoingFrame | None = None
@@ -222,6 +237,15 @@ class RingOutbound(Outbound):
             self.stream = self._offer.switch(self.stream)
             self._offer = self._switch = None
         return True
+
+    def said_goodbye(self) -> bool:
+        if self._twin is None:
+            return super().said_goodbye()
+        with contextlib.suppress(UsageError):  # a signal handler in the middle of a frame there
+            while self._twin.pump():
+                pass
+        self.last_word = self._twin.last_word
+        return self._twin.goodbye
 
     @property
     def queue(self) -> deque[OutgoingFrame]:

@@ -113,6 +113,8 @@ class Stream:
         self._socket = sock
         self.fd = sock.fileno()
 
+    plain = True
+    """True if the bytes of the program are those of the connection: the core may move them by its descriptor."""
     must_repeat = False
     """True if a write that did not go through must be repeated unchanged, because a part may be on its way."""
     exact = False
@@ -255,6 +257,7 @@ class Stream:
 class TlsStream(Stream):
     """A stream inside TLS. OpenSSL's connection is not made for two threads at once, so each call takes a lock."""
 
+    plain = False
     must_repeat = True
 
     def __init__(self, sock: ssl.SSLSocket) -> None:

@@ -92,6 +92,7 @@ class HandshakeStatus(enum.IntEnum):
     TARGET = 8
     CLOSED = 9
     BROKEN = 10
+    CROSSED = 11
 
 
 _STATUSES = {status.value: status for status in HandshakeStatus}
@@ -109,6 +110,7 @@ _WHY = {
     HandshakeStatus.TARGET: "it is not the rank, or does not listen on the port, that was wanted",
     HandshakeStatus.CLOSED: "the world or group has ended",
     HandshakeStatus.BROKEN: "it found the group broken",
+    HandshakeStatus.CROSSED: "it opens this connection itself",
 }
 
 

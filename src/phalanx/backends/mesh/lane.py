@@ -1,8 +1,9 @@
 """A lane of the mesh: TCP connections that are opened when first used.
 
-A connection carries one direction of one lane, opened by the sender. So two ranks never open it at the same time from
-both ends, a flood on one group cannot hold up another, and closing one says goodbye for exactly one lane. Between ranks
-that can share memory, a connection that is used goes over to a ring.
+A connection carries one lane, so a flood on one group cannot hold up another, and closing one says goodbye for exactly
+one lane. Whoever sends first opens it. Plain TCP is used in both directions then (`two_way`): if both open one at the
+same time, that of the lower rank stays; should both be there nevertheless, each rank sends by its own. Inside TLS a
+connection carries one direction, and so it does between ranks that can share memory, where it goes over to a ring.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import logging
 import select
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..._native import core, plain_arrays
@@ -26,11 +28,14 @@ from ...transports.mailbox import PendingTransfer, Receive, Sink
 from ...transports.ring import open_offer
 from ...transports.ring_channel import RingInbound, RingOutbound
 from ...transports.stream import Buffer, Stream, StreamEnded
+from ...transports.two_way import WritingHalf, two_way
+from ...transports.waker import Waker
 from ...tuning import current
 from ...wire.control import pack_error
 from ...wire.frames import FrameKind, pack_header
 from ...wire.handshake import HandshakeStatus, Rejected
 from ..lane import Lane, payload_size
+from ..polling import sleep
 from .waiting_line import WaitingLine
 from .world import MeshWorld
 
@@ -53,6 +58,13 @@ PATIENT = (300, 100)
 OVERSUBSCRIBED = (0, 64)
 """The same where there are more ranks than cores, and the other rank may need this very core."""
 
+CROSSING = 0.05
+"""Seconds that a connection which the other rank opens at the same time is waited for before trying again."""
+
+CROSSED_AFTER = 2.0
+"""Seconds after which this rank gives up opening a connection if the other one's has come meanwhile. An answer takes
+milliseconds; without one the other rank can accept none, as where it has no descriptors left."""
+
 HUNG_UP = hung_up()
 """The event of a connection that the other side has closed, even if there is something left to read."""
 
@@ -68,6 +80,12 @@ class MeshLane(Lane):
         self._key = (context, number)
         self._inbound: dict[int, RingInbound] = {}
         self._outbound: dict[int, RingOutbound] = {}
+        self._backward: dict[int, RingInbound] = {}
+        """The other direction of connections that this rank has opened, by which a member answers if it opens none."""
+        self._spare: dict[int, tuple[WritingHalf, RingInbound]] = {}
+        """The other direction of connections that members have opened, as long as this rank has not sent."""
+        self._connecting_to: set[int] = set()
+        """Members to which this rank opens a connection for both, or has."""
         self._fast_messages: FastMessages | None = None
         self._stream_messages: StreamMessages | None = None
         self._waiting_line: WaitingLine | None = None
@@ -84,28 +102,48 @@ class MeshLane(Lane):
             stream.close()
             return
         src = self.members.index(world_rank)
-        options = self._world.options
-        channel = RingInbound(
-            stream,
-            src,
-            self.mailbox,
-            max_message=options.max_message,
-            max_object=options.max_object,
-            on_end=self.inbound_ended,
-            open_ring=functools.partial(self._open_ring, src),
-            switched=self._receives_by_ring,
-        )
+        spare: WritingHalf | None = None
+        if self._stays_plain(src, stream):
+            stream, spare = two_way(stream)
+        channel = self._new_inbound(stream, src, self.inbound_ended)
         with self._guard:
             taken = src in self._inbound or self.error is not None
             if not taken:
                 self._inbound[src] = channel
+                if spare is not None:
+                    self._spare[src] = spare, channel
                 self._receives_by_stream(channel)
         if taken:
             # A member opens one channel. A second one is an error of the member.
             logger.warning("rank %d: dropped a second channel of rank %d in one lane", self._world.rank, world_rank)
             stream.close()
+            if spare is not None:
+                spare.close()
         else:
             self.wake_all()
+
+    def _new_inbound(
+        self,
+        stream: Stream,
+        src: int,
+        on_end: Callable[[Inbound, Exception, bool], BaseException],
+        ascertained: Callable[[RingInbound], None] | None = None,
+    ) -> RingInbound:
+        options = self._world.options
+        return RingInbound(
+            stream,
+            src,
+            self.mailbox,
+            max_message=options.max_message,
+            max_object=options.max_object,
+            on_end=on_end,
+            open_ring=functools.partial(self._open_ring, src),
+            switched=self._receives_by_ring,
+            ascertained=ascertained,
+        )
+
+    def connects_to(self, world_rank: int) -> bool:
+        return world_rank in self.members and self.members.index(world_rank) in self._connecting_to
 
     def start_send(
         self, dst: int, kind: FrameKind, tag: int, description: bytes, payload: Sequence[Buffer], deadline: Deadline
@@ -147,13 +185,17 @@ class MeshLane(Lane):
 
     def inbound(self, src: int | None) -> Iterable[Inbound]:
         if src is None:
-            return list(self._inbound.values())
-        channel = self._inbound.get(src)
+            with self._guard:
+                return list((self._backward | self._inbound).values())
+        channel = self._inbound.get(src) or self._backward.get(src)
         return () if channel is None else (channel,)
 
     def streams(self) -> list[Stream]:
         with self._guard:
-            return [c.stream for c in self._inbound.values()] + [c.stream for c in self._outbound.values()]
+            return [c.stream for c in self._all_inbound()] + [c.stream for c in self._outbound.values()]
+
+    def _all_inbound(self) -> list[RingInbound]:
+        return [*self._inbound.values(), *self._backward.values()]
 
     def unsent(self) -> list[PendingTransfer]:
         self.post_prepared()
@@ -170,7 +212,7 @@ class MeshLane(Lane):
                 raise self._world.no_answer(self.members[dst], deadline)
             channel = self._outbound.get(dst)
             if channel is None:
-                stream = self._dial(dst, deadline)
+                stream, twin = self._way_to(dst, deadline)
                 if not self.oversubscribed:
                     stream.keep_in_cache()
                 channel = RingOutbound(
@@ -180,25 +222,80 @@ class MeshLane(Lane):
                     offers=self._shares_memory_with(dst),
                     lending=self._lending,
                     switched=self._sends_by_ring,
+                    twin=twin,
                 )
                 with self._guard:
                     if self.error is None:
                         self._outbound[dst] = channel
                         self._sends_by_stream(channel)
+                        if twin is not None and twin is self._inbound.get(dst):
+                            del self._spare[dst]
+                        elif twin is not None:
+                            self._backward[dst] = twin
+                self.wake_all()  # a thread that waits for the member may now hear from it
                 if self.error is not None:
                     stream.close()
+                    if twin is not None:
+                        twin.stream.close()
                     raise self.error
             return channel
         finally:
+            if dst not in self._outbound:
+                self._connecting_to.discard(dst)
             if taken:
                 lock.release()
+
+    def _way_to(self, dst: int, deadline: Deadline) -> tuple[Stream, RingInbound | None]:
+        """A stream on which to send to a member, and the channel that reads from the same connection, if one does."""
+        while (spare := self._spare.get(dst)) is None:
+            if self._world.options.tls is None and not self._shares_memory_with(dst):
+                self._connecting_to.add(dst)
+            try:
+                stream = self._dial(dst, deadline)
+            except Rejected as error:
+                if error.status is not HandshakeStatus.CROSSED:
+                    raise
+                self._connecting_to.discard(dst)
+                self._await_spare(dst, deadline.sooner(CROSSING))
+                if deadline.expired:
+                    raise self._world.no_answer(self.members[dst], deadline) from None
+                continue
+            if not self._stays_plain(dst, stream):
+                return stream, None
+            reading, writing = two_way(stream)
+            return writing, self._new_inbound(reading, dst, self._backward_ended, self._receives_backward)
+        return spare
+
+    def _await_spare(self, dst: int, deadline: Deadline) -> None:
+        """Waits until the member's connection is here, which it opens just now; not for ever, because it may fail."""
+        waker = Waker.take()
+        self.add_sleeper(waker)
+        try:
+            while not (dst in self._spare or self.error is not None or deadline.expired):
+                sleep(waker, (), deadline)
+                waker.clear()
+        finally:
+            self.remove_sleeper(waker)
+            waker.give_back()
+
+    def _backward_ended(self, channel: Inbound, ended: Exception, goodbye: bool) -> BaseException:
+        """The member may send, or have sent, by a connection of its own that is not here yet.
+
+        It has none if it left the world, nor if it did not say goodbye: then this one is broken, which was its way.
+        """
+        alone = channel.src not in self._inbound and (not goodbye or self._world.has_left(self.members[channel.src]))
+        return self.inbound_ended(channel, ended, goodbye) if channel.certain or alone else ended
+
+    def _receives_backward(self, channel: RingInbound) -> None:
+        with self._guard:
+            self._receives_by_stream(channel)
 
     def _sending_ended(self, dst: int, ended: Exception, goodbye: bool) -> PhalanxError:
         return self.channel_error(dst, ended, goodbye, self._outbound[dst].last_word)
 
     def check_members(self) -> None:
         with self._guard:
-            inbound = {c.stream.fd: c for c in self._inbound.values() if not c.ended}
+            inbound = {c.stream.fd: c for c in self._all_inbound() if not c.ended}
             outbound = {c.stream.fd: c for c in self._outbound.values() if not c.ended}
         super().check_members()  # only now: a lane that another thread ends has no channels left to look at
         poller = select.poll()
@@ -207,11 +304,12 @@ class MeshLane(Lane):
         closed = [fd for fd, _ in poller.poll(0)]
         said: list[bytes] = []
         for fd in closed:
-            if fd in inbound:
-                while inbound[fd].pump():
+            heard = inbound.get(fd)
+            if heard is not None:
+                while heard.pump():
                     pass
-                said.append(inbound[fd].last_word)
-            else:
+                said.append(heard.last_word)
+            if fd in outbound and (heard is None or not heard.certain):
                 outbound_over(outbound[fd], StreamEnded("the connection was closed by the other side"))
                 said.append(outbound[fd].last_word)
         # A member that said goodbye, or died, may have been done with its part.
@@ -228,10 +326,13 @@ class MeshLane(Lane):
 
     def _dial(self, dst: int, deadline: Deadline) -> Stream:
         world, rank = self._world, self.members[dst]
+        enough = time.monotonic() + CROSSED_AFTER
 
         def check() -> None:
             if self.error is not None:
                 raise self.error
+            if dst in self._spare and time.monotonic() > enough:
+                raise Rejected(HandshakeStatus.CROSSED)
             if world.has_left(rank):
                 raise ChannelClosed(rank, "it has left the world")
 
@@ -258,17 +359,20 @@ class MeshLane(Lane):
             cause = pack_error(shorten_error(encode_error(error)))
             word = pack_header(FrameKind.BROKEN, 0, len(cause), 0) + cause
         with self._guard:
-            inbound, outbound = list(self._inbound.values()), list(self._outbound.values())
+            inbound, outbound = self._all_inbound(), list(self._outbound.values())
+            spare, self._spare = self._spare, {}
         for sender in outbound:
             sender.say(word)
             sender.end(error)
         for channel in inbound:
             channel.end(error, goodbye=word)
+        for stream, _ in spare.values():
+            stream.close()
 
     def abandon(self) -> None:
         """In a forked child: closes the descriptors only."""
         self.interrupt(False)
-        for inbound in self._inbound.values():
+        for inbound in self._all_inbound():
             inbound.abandon()
         for outbound in self._outbound.values():
             outbound.abandon()
@@ -300,8 +404,9 @@ class MeshLane(Lane):
                 self._stream_messages = core.StreamMessages(
                     self.size, self.mailbox, plain_arrays(), recorder, timeout, limit, self.oversubscribed
                 )
-                for channel in self._inbound.values():  # those that were here first
-                    self._receives_by_stream(channel)
+                for channel in self._all_inbound():  # those that were here first
+                    if channel.certain:
+                        self._receives_by_stream(channel)
             self._attend(self._stream_messages)
             return self._stream_messages
         spins, yields = OVERSUBSCRIBED if self.oversubscribed else PATIENT
@@ -321,14 +426,14 @@ class MeshLane(Lane):
 
     def _stays_plain(self, peer: int, stream: Stream) -> bool:
         """True if a channel is TCP without TLS, and will not go over to a ring."""
-        return type(stream) is Stream and not self._shares_memory_with(peer)
+        return stream.plain and not self._shares_memory_with(peer)
 
     def plain_channels(
         self, writes: Sequence[int], reads: Sequence[int]
     ) -> tuple[list[Outbound], list[Inbound]] | None:
         with self._guard:
             outbound = [self._outbound[peer] for peer in writes if peer in self._outbound]
-            inbound = [self._inbound[peer] for peer in reads if peer in self._inbound]
+            inbound = [channel for peer in reads for channel in self.inbound(peer) if channel.certain]
         if len(outbound) < len(writes) or len(inbound) < len(reads):
             return None
         plain = all(self._stays_plain(sender.dst, sender.stream) for sender in outbound)

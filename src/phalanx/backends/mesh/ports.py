@@ -29,6 +29,9 @@ class MeshPort(LinkPort):
     def start(self) -> None:
         self._world.add_lane(self._key, self)
 
+    def connects_to(self, world_rank: int) -> bool:
+        return False
+
     def attach(self, world_rank: int, stream: Stream) -> None:
         """Takes a connection that a member has opened to this rank. Called in the reactor's thread."""
         if self._closed or world_rank not in self.members:

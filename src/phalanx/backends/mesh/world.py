@@ -56,6 +56,9 @@ class Endpoint(Protocol):
     def attach(self, world_rank: int, stream: Stream) -> None:
         """Takes a connection that a rank has opened. Called in the reactor's thread; must not wait."""
 
+    def connects_to(self, world_rank: int) -> bool:
+        """True if it opens a connection to that rank, or has, which both are to use."""
+
     def close(self) -> None:
         """Closes it with its world."""
 
@@ -315,6 +318,10 @@ class MeshWorld(ControlPlane):
             return HandshakeStatus.BROKEN
         if self._closing or key in self._closed_lanes:
             return HandshakeStatus.CLOSED
+        # Of two that open one to each other at the same time, that of the lower rank stays.
+        lane = self._lanes.get(key)
+        if self.rank < hello.rank and lane is not None and lane.connects_to(hello.rank):
+            return HandshakeStatus.CROSSED
         return HandshakeStatus.OK
 
     def _welcome(self, stream: Stream, hello: Hello) -> None:

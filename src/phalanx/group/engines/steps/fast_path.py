@@ -15,7 +15,7 @@ from ...._native import core, dtype_code, op_code
 from ....algorithms.schedule import Schedule
 from ....transports.channel import Inbound, Outbound
 from ....transports.direct import can_receive, can_send, give_back, inbound_over, outbound_over
-from ....transports.stream import Stream, ended_with
+from ....transports.stream import ended_with
 from ...outcomes import FingerprintMismatch
 from .transfers import Array, Job, StepSink, memory
 
@@ -84,13 +84,13 @@ def start(schedule: Schedule, job: Job) -> FastRun | None:
     outbound: list[Outbound] = []
     for peer in prepared.writes:
         sender = lane.outbound(peer, job.deadline)
-        if type(sender.stream) is not Stream or not can_send(sender):
+        if not sender.stream.plain or not can_send(sender):
             return None
         outbound.append(sender)
     inbound: list[Inbound] = []
     for peer in prepared.reads:
         channel = next(iter(lane.inbound(peer)), None)
-        if channel is None or type(channel.stream) is not Stream or not can_receive(channel):
+        if channel is None or not channel.stream.plain or not can_receive(channel):
             return None
         inbound.append(channel)
     return FastRun(prepared, job, outbound, inbound, _new_run(prepared, job, outbound, inbound))

@@ -1,0 +1,194 @@
+"""Over plain TCP two ranks share one connection of a lane for both directions, whoever opens it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import phalanx as px
+from phalanx.backends.mesh.lane import MeshLane
+from phalanx.testing import run_ranks
+
+TCP = {"PHALANX_TRANSPORT": "tcp"}
+
+
+def descriptors(group: px.Group, peer: int) -> tuple[int, int]:
+    """Those by which the lane of messages sends to a peer and hears from it."""
+    lane: Any = group._messages
+    [inbound] = lane.inbound(peer)
+    return lane._outbound[peer].stream.fd, inbound.stream.fd
+
+
+def connections() -> list[str]:
+    """The sockets of this process that the kernel knows as connected."""
+    inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines() if line.split()[3] == "01"}
+    links = []
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(entry.path))
+    return [link for link in links if link.startswith("socket:[") and link[8:-1] in inodes]
+
+
+def _one_begins(group: px.Group, first: int) -> bool:
+    peer, x = 1 - group.rank, np.full(3, float(group.rank))
+    for _ in range(3):
+        if group.rank == first:
+            group.send(x, peer)
+        assert group.rank == first or group.recv(np.zeros(3), peer)[0] == peer
+        if group.rank != first:
+            group.send(x, peer)
+        assert group.rank != first or group.recv(np.zeros(3), peer)[0] == peer
+    sends, hears = descriptors(group, peer)
+    return sends == hears
+
+
+@pytest.mark.parametrize("env", [TCP, TCP | {"PHALANX_PURE": "1"}], ids=["core", "pure"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_answer_comes_by_the_same_connection(first: int, env: dict[str, str]) -> None:
+    assert run_ranks(2, _one_begins, first, backend="mesh", env=env) == [True, True]
+
+
+def _all_at_once(group: px.Group) -> int:
+    shared = 0
+    for _ in range(20):
+        part = group.subgroup(range(group.world_size))
+        x = np.full(4, float(group.rank))
+        for peer in range(group.world_size):
+            if peer != group.rank:
+                assert part.sendrecv(x, peer, np.zeros(4), peer)[0] == peer
+                sends, hears = descriptors(part, peer)
+                shared += sends == hears
+        part.close()
+    return shared
+
+
+def test_both_open_it_at_the_same_time() -> None:
+    """Nearly always one of the two connections stays, and the data are right in any case."""
+    assert sum(run_ranks(3, _all_at_once, backend="mesh", env=TCP)) > 60  # of 120
+
+
+def _two_connections(group: px.Group) -> list[bool]:
+    """Both ranks have opened one before either has heard of the other's."""
+    MeshLane.connects_to = lambda lane, rank: False  # type: ignore[method-assign]
+    dial = MeshLane._dial
+    lane: Any = None
+
+    def at_the_same_time(self: MeshLane, *args: Any) -> Any:
+        if self is lane:
+            time.sleep(0.2)  # the other one is here by now, and knows nothing of this one
+        return dial(self, *args)
+
+    MeshLane._dial = at_the_same_time  # type: ignore[method-assign]
+    group.barrier()
+    before = len(connections())
+    part = group.subgroup([0, 1])
+    lane = part._messages
+    group.barrier()
+    peer, found = 1 - group.rank, []
+    for i in range(50):
+        x = np.full(5, float(i + group.rank))
+        found.append(part.sendrecv(x, peer, np.zeros(5), peer)[0] == i + peer)
+    sends, hears = descriptors(part, peer)
+    assert part._messages._inbound, "both have opened one"
+    assert sends != hears
+    assert len(connections()) == before + 2
+    part.close()
+    group.barrier()
+    assert len(connections()) == before
+    return found
+
+
+def test_each_sends_by_its_own_if_both_are_there() -> None:
+    assert run_ranks(2, _two_connections, backend="mesh", env=TCP) == [[True] * 50] * 2
+
+
+def _leaves(group: px.Group) -> str:
+    """Rank 0 has sent to rank 1, which never answers, and leaves."""
+    if group.rank == 1:
+        assert group.recv(np.zeros(2), 0)[0] == 1.0
+        return ""
+    group.send(np.ones(2), 1)
+    began = time.monotonic()
+    with pytest.raises(px.ChannelClosed) as raised:
+        group.recv(np.zeros(2), 1, timeout=20)
+    assert time.monotonic() - began < 10
+    return str(raised.value)
+
+
+def test_a_rank_that_leaves_without_an_answer() -> None:
+    assert "rank 1 is no longer there" in run_ranks(2, _leaves, backend="mesh", env=TCP)[0]
+
+
+def _answers_and_leaves(group: px.Group) -> float:
+    """What a rank has sent before it left arrives, though the other one looks for it only then."""
+    if group.rank == 1:
+        group.recv(np.zeros(2), 0)
+        group.send(np.full(2, 7.0), 0)
+        return 0.0
+    group.send(np.ones(2), 1)
+    time.sleep(1.0)
+    return float(group.recv(np.zeros(2), 1)[0])
+
+
+@pytest.mark.parametrize("env", [TCP, TCP | {"PHALANX_PURE": "1"}], ids=["core", "pure"])
+def test_the_last_answer_of_a_rank_that_left(env: dict[str, str]) -> None:
+    assert run_ranks(2, _answers_and_leaves, backend="mesh", env=env)[0] == 7.0
+
+
+def _closes(group: px.Group) -> tuple[str, int]:
+    part = group.subgroup([0, 1])
+    peer = 1 - group.rank
+    if group.rank == 0:
+        part.send(np.ones(2), peer)
+
+        def send_on() -> None:
+            for _ in range(1000):  # until it hears of it
+                part.send(np.ones(1 << 16), peer, timeout=20)
+
+        with pytest.raises(px.ChannelClosed) as raised:
+            send_on()
+        part.close()
+        said = str(raised.value)
+    else:
+        assert part.recv(np.zeros(2), peer)[0] == 1.0
+        part.close()
+        said = ""
+    group.barrier()
+    return said, len(os.listdir("/proc/self/fd"))
+
+
+def test_a_group_that_is_closed_at_the_other_side() -> None:
+    assert "closed this group" in run_ranks(2, _closes, backend="mesh", env=TCP)[0][0]
+
+
+def _many_groups(group: px.Group) -> None:
+    def once() -> None:
+        part = group.subgroup(range(group.world_size))
+        part.all_reduce(np.ones(3))
+        if part.rank == 0:
+            part.send(np.ones(3), 1)
+        elif part.rank == 1:
+            part.recv(np.zeros(3), 0)
+        part.close()
+
+    def count() -> int:
+        group.barrier()
+        time.sleep(0.1)  # for what the reactor is about to close
+        return len(os.listdir("/proc/self/fd"))
+
+    for _ in range(10):
+        once()
+    before = count()
+    for _ in range(60):
+        once()
+    assert count() <= before + 2
+
+
+def test_closed_groups_leave_no_connections() -> None:
+    run_ranks(3, _many_groups, backend="mesh", env=TCP, timeout=120)

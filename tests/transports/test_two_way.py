@@ -1,0 +1,119 @@
+"""Two channels that share one connection: what each side sees of the other's ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from phalanx.transports.stream import Stream, StreamEnded
+from phalanx.transports.two_way import ReadingHalf, WritingHalf, two_way
+
+Halves = tuple[ReadingHalf, WritingHalf]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Halves, Halves]]:
+    """The halves of one rank, and those of the other."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    pair = two_way(Stream(one)), two_way(Stream(other))
+    try:
+        yield pair
+    finally:
+        for half in (*pair[0], *pair[1]):
+            half.close()
+
+
+def receive(half: ReadingHalf, most: int = 100) -> bytes:
+    """What is there now; b"" is the end."""
+    room = bytearray(most)
+    try:
+        return bytes(room[: half.receive_into(memoryview(room))]) or b"nothing yet"
+    except StreamEnded as ended:
+        return b"" if ended.clean else b"broken"
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_who_writes_no_more_still_reads(ends: tuple[Halves, Halves]) -> None:
+    (reading, writing), (far_reading, far_writing) = ends
+    writing.send([b"last"])
+    writing.close()
+    assert (receive(far_reading), receive(far_reading)) == (b"last", b"")
+    far_reading.close()  # it has seen the end: no reason to break the other direction
+    far_writing.send([b"answer"])
+    assert receive(reading) == b"answer"
+
+
+def test_who_reads_no_more_breaks_the_connection(ends: tuple[Halves, Halves]) -> None:
+    """Else the other side would go on writing until all buffers are full, and then wait."""
+    (reading, writing), (far_reading, far_writing) = ends
+    reading.close()
+    assert receive(far_reading) == b""
+
+    def send_on() -> None:
+        for _ in range(1000):
+            far_writing.send([bytes(1 << 16)])
+
+    with pytest.raises(StreamEnded):
+        send_on()
+    with pytest.raises(StreamEnded):
+        writing.send([b"x"])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_descriptor_goes_with_the_second_half(ends: tuple[Halves, Halves], order: tuple[int, int]) -> None:
+    halves = ends[0]
+    fd = halves[0].fd
+    assert fd == halves[1].fd
+    halves[order[0]].close()
+    halves[order[0]].close()
+    assert is_open(fd)
+    halves[order[1]].close()
+    assert not is_open(fd)
+    halves[order[1]].close()
+
+
+def test_what_is_on_its_way_arrives_though_something_was_left_unread(ends: tuple[Halves, Halves]) -> None:
+    """A close with bytes to read would be a reset, which throws away what the other side has not read yet."""
+    (reading, writing), (far_reading, far_writing) = ends
+    far_writing.send([b"nobody reads this"])
+    data = os.urandom(1 << 20)
+    sent = writing.send([data])
+    writing.close()
+    reading.close()
+    got = bytearray()
+    while piece := receive(far_reading, 1 << 16):
+        assert piece != b"broken"
+        if piece != b"nothing yet":
+            got += piece
+    assert got == data[:sent]
+
+
+def test_last_words_are_said_once(ends: tuple[Halves, Halves]) -> None:
+    (reading, writing), (far_reading, _) = ends
+    reading.say(b"nobody has written: ")
+    writing.say(b"bye")
+    writing.close()
+    reading.say(b"not again")
+    assert (receive(far_reading), receive(far_reading)) == (b"nobody has written: bye", b"")
+
+
+def test_a_forked_child_lets_go_of_it_once(ends: tuple[Halves, Halves]) -> None:
+    (reading, writing), (far_reading, _) = ends
+    fd = reading.fd
+    reading.abandon()
+    assert not is_open(fd)
+    writing.abandon()
+    assert receive(far_reading) == b""
