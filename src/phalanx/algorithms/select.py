@@ -32,7 +32,7 @@ LONG_BROADCAST = 1 << 20
 """Bytes from which a broadcast goes along a chain, piece by piece."""
 LONG_REDUCE = 4 << 20
 """The same for a reduce. Two cores cannot show it: four ranks there take as long with either, up to 64 MiB."""
-SHORT_SCATTER = 32 << 10
+SHORT_SCATTER = 128 << 10
 """Bytes up to which a scatter goes along the tree: then messages cost more than bytes."""
 CHAIN_PIECE = 512 << 10
 MOST_PIECES = 64
