@@ -1,4 +1,4 @@
-"""What the root of an operation tells everybody first, along the tree: the slot, which is chunk n of n ranks.
+"""The slot: a few bytes that the root of an operation tells everybody first, along the tree. Chunk n of n ranks.
 
 A rank hears it from its parent, and passes it on once it knows what else there is to do: with what else it sends.
 """

@@ -1,4 +1,4 @@
-"""What the root of a scatter tells everybody first: how long a part is, its dtype and its description, in a few bytes.
+"""The slot of a scatter: how long a part is, its dtype and its description, which the root tells everybody first.
 
 Over TCP a short message costs by its cache lines. Very short parts lie in the slot themselves, those of all ranks.
 """
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
 
 class Slot:
-    """What a slot says.
+    """The contents of a slot.
 
     Args:
         size: How many parts there are.
