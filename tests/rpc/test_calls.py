@@ -897,43 +897,6 @@ def test_a_cancel_that_was_cut_short_is_done_by_the_next(where: str) -> None:
     assert all(run(where, 2, serve_work, cancelled_twice))
 
 
-def callbacks(agent: Agent) -> None:
-    """A chain of calls, each made by the callback of the one before it."""
-    results: list[Any] = []
-    done = threading.Event()
-
-    def more(future: concurrent.futures.Future[Any]) -> None:
-        value = future.result()
-        results.append(value)
-        if value >= 50:
-            done.set()
-        elif value % 2:
-            agent.call_async(1, "add", value, 1).add_done_callback(more)
-        else:  # it may even wait
-            following: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            following.add_done_callback(more)
-            following.set_result(agent.call(1, "add", value, 1))
-
-    agent.call_async(1, "add", 0, 1).add_done_callback(more)
-    assert done.wait(20)
-    assert results == list(range(1, 51))
-    failed: list[Any] = []
-    future = agent.call_async(1, "fail", "oops")
-    future.add_done_callback(lambda future: failed.append(future.exception()))
-    assert isinstance(future.exception(5), RemoteError)
-    until(lambda: failed, "the callback")
-    assert failed[0] is future.exception()
-    many = [agent.call_async(1, "add", number, 0) for number in range(100)]
-    assert {future.result() for future in concurrent.futures.as_completed(many, 10)} == set(range(100))
-    finished, unfinished = concurrent.futures.wait([agent.call_async(1, "add", 1, 1) for _ in range(50)], 10)
-    assert (len(finished), len(unfinished)) == (50, 0)
-
-
-@pytest.mark.parametrize("workers", [1, 8])
-def test_callbacks_that_call_again(where: str, workers: int) -> None:
-    run(where, 2, serve, callbacks, workers=workers)
-
-
 def cancelled_among_others(agent: Agent) -> list[tuple[int, int]]:
     """Futures that are given up before they are waited for, and while they are."""
     agent.register("tell", lambda words: None)

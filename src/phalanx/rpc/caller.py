@@ -42,6 +42,7 @@ from .pipe import NOT_POSTED, POSTED, Found, SaidGoodbye
 from .poller import LinkPoller
 from .signature import convert_result
 from .waiter import ConditionWaiter, SlotWaiter, Waiter
+from .workers import current
 
 __all__ = ["CallerLink"]
 
@@ -131,10 +132,13 @@ class CallerLink(CallLink):
 
     def call(self, pending: PendingCall, outgoing: FrameBody) -> Any:
         """Sends a request and waits for its answer in this thread."""
+        if self.waits_inside:
+            self.refuse_to_wait_inside(threading.get_ident())
         try:
             context = running_call.get()
             has_slot = not self._waiting_for_slot and len(self.calls) < self._max_in_flight  # `_has_slot`, sooner
-            is_plain = has_slot and context is None and not outgoing.payload
+            in_callback = context is None and current.is_worker  # of a future
+            is_plain = has_slot and context is None and not in_callback and not outgoing.payload
             head = self._exchange(pending, outgoing.head) if is_plain else False
             if head is False:
                 self.start(pending, outgoing)
@@ -142,6 +146,9 @@ class CallerLink(CallLink):
                     self._refuse_to_wait_midway()
             if context is not None:
                 return self._call_from_handler(pending, context)
+            if in_callback:
+                with self.poller.blocking():
+                    return self.finish(pending)
             if not isinstance(head, bytes):
                 head = self._take_answer(pending) if self.pipe.native is not None and not self._unsent else None
                 if head is None:
@@ -218,7 +225,10 @@ class CallerLink(CallLink):
     def _take_answer(self, pending: PendingCall) -> bytes | None:
         """Waits for a short result, and returns its head: it needs no `Frame`. None if anything else comes first."""
         moves = False
+        me = threading.get_ident()
+        self.refuse_to_wait_inside(me)
         try:
+            self.waits_inside = me  # before it does: a signal may come as soon as it has the lock
             [moves] = map(self.mover_lock.acquire, AT_ONCE)
             # Before this thread got the lock, another may have handled the answer, or ended the link and closed its
             # socket. And what follows the first frame of a stream is not the answer of its call.
@@ -231,8 +241,9 @@ class CallerLink(CallLink):
         finally:
             if moves:
                 self.mover_lock.release()
-                if self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended:
-                    self._after_moving()
+            self.waits_inside = 0
+            if moves and (self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended):
+                self._after_moving()
         return None if head is None else self._note_answer(pending, head)
 
     def _sleep_for_answer(self, pending: PendingCall) -> bytes | None:

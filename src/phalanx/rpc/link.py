@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, copy_for_raise
+from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, UsageError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
 from ..transports.lending import NOTHING, Lending
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
@@ -146,6 +146,8 @@ class CallLink(ABC):
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
+        self.waits_inside = 0
+        """The thread that waits for an answer as the mover, or is about to, by its identifier; 0 if none does."""
         """Held by the mover."""
         self.max_message = max_message
         self.limits = limits
@@ -157,6 +159,8 @@ class CallLink(ABC):
         self.pipe.guard(self.mover_lock, self._sending, self._unsent)
         self.queued_bytes = 0
         """Bytes that wait to be sent."""
+        self._is_writing = False
+        """Whether bytes are being written, and not accounted for yet: a signal handler must not write in between."""
         self._is_cut = False
         """Whether a frame was cut short by an exception, so that nothing may follow it. Guarded by `_sending`."""
         self._frame: Frame | None = None
@@ -289,15 +293,20 @@ class CallLink(ABC):
         failure: Exception
         try:
             with self._sending:
+                tried = False
                 try:
                     self._check_whole()
                     if self.ended is not None:
                         raise self.why_ended()
-                    count, tried = 0, not self._unsent and not self.pipe.midway
+                    count, tried = 0, not (self._unsent or self.pipe.midway or self._is_writing)
                     if tried:
+                        self._is_writing = True
                         count = self.pipe.send(kind, call, head, buffers, payload)
                         if count == total:
                             self._written += count
+                            self._is_writing = False
+                            if self._unsent:  # of a signal handler that came meanwhile
+                                self.write_queued()
                             return True
                         self.pipe.check()
                         if self.pipe.held:
@@ -318,6 +327,9 @@ class CallLink(ABC):
                 except BaseException:
                     self._note_if_cut_short()
                     raise
+                finally:
+                    if tried:
+                        self._is_writing = False
             self.wake_mover()  # it has to look for room, too
             return False
         except (StreamEnded, ProtocolError) as ended:
@@ -357,7 +369,7 @@ class CallLink(ABC):
 
         What the handler sends is queued, and goes once the handler has returned. Called with `_sending` held.
         """
-        return self.pipe.midway and not (self._unsent and self._unsent[0].begun)
+        return self._is_writing or (self.pipe.midway and not (self._unsent and self._unsent[0].begun))
 
     def _queue_held(self) -> None:
         """Queues what was kept back and does not go now. Called with `_sending` held."""
@@ -375,12 +387,13 @@ class CallLink(ABC):
             StreamEnded: The connection has ended.
             ProtocolError: The other side broke the rules of shared memory.
         """
-        moved = False
+        moved = writes = False
         with self._sending:
             try:
                 self._check_whole()
                 while self._unsent and not self._is_midway:
                     first = self._unsent[0]
+                    writes = self._is_writing = True
                     count = self.pipe.send_rest(list(first.views)[:IOV_MAX])
                     if not count:
                         first.begun = first.begun or self.stream.must_repeat
@@ -392,9 +405,13 @@ class CallLink(ABC):
                     if not first.views:
                         self._unsent.popleft()
                     self._written += count  # last, as in `send`
+                    writes = self._is_writing = False
             except BaseException:
                 self._note_if_cut_short()
                 raise
+            finally:
+                if writes:
+                    self._is_writing = False
         if moved and self.queued_bytes <= MAX_QUEUED:
             self.on_room()
         if moved and self._waiting:
@@ -611,7 +628,10 @@ class CallLink(ABC):
             raise Closed(f"a forked child cannot wait for what rank {self.peer} sends: the parent process gets it")
         if self.pipe.held:
             self.send_held()
+        me = threading.get_ident()
         while not waiter.done:
+            self.refuse_to_wait_inside(me)
+            self.waits_inside = me  # before it does: a signal may come as soon as it has the lock
             [moves] = map(self.mover_lock.acquire, AT_ONCE)
             if moves:
                 try:
@@ -620,9 +640,11 @@ class CallLink(ABC):
                         self.finish_after_end(waiter)
                 finally:
                     self.mover_lock.release()
+                    self.waits_inside = 0
                     self.moved_by_waiter_at = time.monotonic()
                     self._after_moving()
             else:
+                self.waits_inside = 0
                 woken = waiter.prepare_to_sleep()
                 self._waiting.append(waiter)
                 # The mover may have stopped just before: then no thread would wake this one.
@@ -636,6 +658,21 @@ class CallLink(ABC):
                     self._wake_another()
                 return False
         return True
+
+    def refuse_to_wait_inside(self, me: int) -> None:
+        """Refuses a signal handler to wait for what only the thread that it has interrupted could read.
+
+        Args:
+            me: The calling thread.
+
+        Raises:
+            UsageError: That is the mover.
+        """
+        if self.waits_inside == me and self.mover_lock.locked():
+            raise UsageError(
+                f"a signal handler cannot wait for rank {self.peer} now, because the thread that it has interrupted "
+                "was reading from that rank (notify and call_async can be used there)"
+            )
 
     def _move_until(self, waiter: Waiter, deadline: Deadline) -> None:
         if self._spin and not waiter.spun and self.move(self._spin) and waiter.done:

@@ -19,7 +19,7 @@ from typing import Protocol
 from ..background_thread import BackgroundThread
 from ..exception_text import describe
 
-__all__ = ["ArrivedCall", "Task", "Workers"]
+__all__ = ["ArrivedCall", "Task", "Workers", "current"]
 
 logger = logging.getLogger("phalanx.rpc")
 
@@ -37,6 +37,16 @@ MOST = 4096
 _MISTAKE = "an unexpected error while a remote call was served"
 
 Task = Callable[[], None]
+
+
+class _Current(threading.local):
+    """The calling thread."""
+
+    is_worker = False
+    """Whether it is an agent's: code that waits in it must say so by `Workers.blocking`."""
+
+
+current = _Current()
 
 
 class ArrivedCall(Protocol):
@@ -192,6 +202,7 @@ class Workers:
 
     def _thread_main(self) -> None:
         me = threading.current_thread()
+        current.is_worker = True
         try:
             while not self._stopping:
                 task: Task | None = None

@@ -265,7 +265,7 @@ class TlsStream(Stream):
 
         super().__init__(sock)
         self._tls = sock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may come between two calls of OpenSSL, and send
         self._want_read = ssl.SSLWantReadError
         self._want_write = ssl.SSLWantWriteError
         self._error = ssl.SSLError
