@@ -86,3 +86,36 @@ def test_who_comes_late_does_not_succeed(worlds: Worlds, size: int, env: dict[st
             rank.tell()
             assert rank.wait(f"{verb}, after")["changed"] == 0, verb
     assert world.finish() == [0] * size, "".join(rank.errors for rank in world)
+
+
+CLOSES = """
+world = init(options=px.Options(transport="tcp"))
+world.barrier()
+group = world.subgroup(range(4))
+if world.rank == 2:
+    hear()
+out = np.zeros(5)
+call = lambda: group.scatter(np.ones(20) if world.rank == 0 else None, 0, out, timeout=1.5)
+if world.rank < 2:
+    call()
+    group.close()
+    say("closed")
+    hear()
+else:
+    expect(call, "late")
+    say("over")
+"""
+
+
+def test_who_was_done_and_has_closed_the_group_is_not_missing(worlds: Worlds) -> None:
+    """Rank 3 hears from rank 2 what rank 0 has sent: so the others may be gone while it waits."""
+    world = worlds(4, "import phalanx as px\n" + CLOSES)
+    for rank in (0, 1):
+        world[rank].wait("closed")
+    event = world[3].wait("late")
+    assert (event["type"], event["missing"], event["arrived"]) == ("Timeout", [2], [0, 1, 3]), event
+    world[2].tell()
+    world[2].wait("over")
+    for rank in (0, 1):
+        world[rank].tell()
+    assert world.finish() == [0, 0, 0, 0], "".join(rank.errors for rank in world)

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import structs
+
 from ..errors import Evicted, PeerLost, PhalanxError, RendezvousError
 from ..news import News
 from ..rendezvous.control import KnownStatuses
@@ -19,6 +21,8 @@ __all__ = ["ControlPlane", "Watcher"]
 
 logger = logging.getLogger("phalanx.backends")
 
+CLOSED = 64
+"""Closed groups whose status is kept."""
 IDLE = OperationStatus("", 0, 0, "", False, 0.0)
 
 
@@ -56,6 +60,8 @@ class ControlPlane:
         self._lost: dict[int, PhalanxError] = {}
         self._left: set[int] = set()
         self._broken: dict[bytes, PhalanxError] = {}
+        self._closed: dict[bytes, tuple[OperationStatus, float]] = {}
+        """The last status of groups that were closed here of late, and when that was."""
         self.forked = False
         """True in a forked child, whose locks may be held by threads that exist only in the parent."""
         self.slate: Slate | None = None
@@ -88,10 +94,15 @@ class ControlPlane:
         """Says that this rank is about to close its world on purpose, before any of its channels is closed."""
 
     def unwatch(self, context: bytes) -> None:
-        """Forgets a group."""
+        """Forgets a group, but for how far this rank got in it: others may still wait for each other there."""
         with self._condition:
-            self._watchers.pop(context, None)
+            reference = self._watchers.pop(context, None)
             self._broken.pop(context, None)
+        watcher = reference() if reference is not None else None
+        if watcher is not None:  # else it was collected, and nobody knows
+            self._closed[context] = watcher.status(), time.monotonic()
+            while len(self._closed) > CLOSED:
+                del self._closed[next(iter(self._closed))]
 
     def verdict(self, rank: int, members: Sequence[int], wait: float) -> PhalanxError | None:
         """The reason why a rank has gone from a group. Waits up to `wait` seconds for the news.
@@ -221,11 +232,17 @@ class ControlPlane:
             return last
         reference = self._watchers.get(context)
         watcher = reference() if reference is not None else None
-        here = watcher.status(sequence) if watcher is not None else IDLE
+        here = watcher.status(sequence) if watcher is not None else self._status_of_closed(context)
         if here.running or here.sequence == sequence != 0 or not last.running:
             return here
         words = f"{last.operation} of another group"
         return OperationStatus(words, here.sequence, here.fingerprint, last.site, True, last.seconds)
+
+    def _status_of_closed(self, context: bytes) -> OperationStatus:
+        last, closed_at = self._closed.get(context, (IDLE, 0.0))
+        if not last.operation:
+            return IDLE
+        return structs.replace(last, seconds=last.seconds + time.monotonic() - closed_at, at="")
 
     def slate_contents(self) -> bytes | None:
         """The contents of this rank's slate; None if it has none."""

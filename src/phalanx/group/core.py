@@ -215,7 +215,8 @@ class GroupCore:
                 words = describe(status)
             elif name in found.silent:
                 seconds, last = found.silent[name]
-                words = f"does not answer (last heard of {seconds:.1f} s ago); when last seen it {describe(last)}"
+                words = f"does not answer (last heard of {seconds:.1f} s ago"
+                words += f": it {describe(last)})" if last is not None and last.operation else ")"
             elif found.answered:
                 words = "has left the world or is lost"
             elif name == silent_host:
