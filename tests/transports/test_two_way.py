@@ -68,8 +68,12 @@ def test_who_reads_no_more_breaks_the_connection(ends: tuple[Halves, Halves]) ->
 
     with pytest.raises(StreamEnded):
         send_on()
+    writing.keep_in_cache()
+    assert writing.link_state is None or not writing.link_state.busy_us
     with pytest.raises(StreamEnded):
         writing.send([b"x"])
+    with pytest.raises(StreamEnded):
+        reading.receive_into(memoryview(bytearray(1)))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -55,9 +55,7 @@ class _Both:
     def _reset(self) -> None:
         """Breaks the connection, so that the other side does not go on writing to nobody. The descriptor stays."""
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
-        dead, other = socket.socketpair()
-        other.close()
-        with dead:
+        with socket.socket(self.socket.family) as dead:
             os.dup2(dead.fileno(), self.socket.fileno(), inheritable=False)
 
     def _drain(self) -> None:
