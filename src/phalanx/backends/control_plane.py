@@ -94,13 +94,15 @@ class ControlPlane:
         """Says that this rank is about to close its world on purpose, before any of its channels is closed."""
 
     def unwatch(self, context: bytes) -> None:
-        """Forgets a group, but for how far this rank got in it: others may still wait for each other there."""
+        """Forgets a group."""
         with self._condition:
-            reference = self._watchers.pop(context, None)
+            self._watchers.pop(context, None)
             self._broken.pop(context, None)
-        watcher = reference() if reference is not None else None
-        if watcher is not None:  # else it was collected, and nobody knows
-            self._closed[context] = watcher.status(), time.monotonic()
+
+    def keep_status(self, context: bytes, last: OperationStatus) -> None:
+        """Keeps what this rank did last in a group that it closes: others may still wait for each other there."""
+        with self._condition:
+            self._closed[context] = last, time.monotonic()
             while len(self._closed) > CLOSED:
                 del self._closed[next(iter(self._closed))]
 
@@ -242,7 +244,7 @@ class ControlPlane:
         last, closed_at = self._closed.get(context, (IDLE, 0.0))
         if not last.operation:
             return IDLE
-        return structs.replace(last, seconds=last.seconds + time.monotonic() - closed_at, at="")
+        return structs.replace(last, seconds=last.seconds + time.monotonic() - closed_at)
 
     def slate_contents(self) -> bytes | None:
         """The contents of this rank's slate; None if it has none."""

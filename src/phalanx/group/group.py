@@ -322,6 +322,7 @@ class Group(PointToPoint, ObjectMessages, Reductions, Scans, Extremes, Exchanges
         """The end of `close`. Called again, it does what an exception, as by Ctrl-C, has left."""
         if self._owns_backend and self._backend.owns_world:
             self._control.announce_leaving()
+        self._control.keep_status(self._context, self._journal.status(locate=str))
         release(self._control, self._context, self._closers)
         self._release.detach()
         self._closers.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,11 +208,12 @@ class Journal:
         mine = self.at(status.sequence)
         return mine is not None and status.fingerprint not in (0, mine.fingerprint)
 
-    def status(self, sequence: int = 0) -> OperationStatus:
+    def status(self, sequence: int = 0, locate: Callable[[], str] = whereabouts) -> OperationStatus:
         """The state of this rank: the oldest operation that still runs, else the one that ended last.
 
         Args:
             sequence: Tell of this collective instead, if this rank has got so far.
+            locate: Says where the program is, if no operation runs.
         """
         entries = self.recent()
         now = time.monotonic()
@@ -231,14 +233,14 @@ class Journal:
         last_begun = max(begun, key=lambda entry: entry.sequence, default=None)
         number, fingerprint = (last_begun.sequence, last_begun.fingerprint) if last_begun is not None else (0, 0)
         if not entries:
-            return OperationStatus("", number, fingerprint, "", False, 0.0, whereabouts())
+            return OperationStatus("", number, fingerprint, "", False, 0.0, locate())
         running = next((entry for entry in entries if entry.ended is None), None)
         if running is not None:
             return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
         seconds = now - (last.ended or now)
         return OperationStatus(
-            last.full_name, number, fingerprint, last.site, False, seconds, whereabouts(), last.failed
+            last.full_name, number, fingerprint, last.site, False, seconds, locate(), last.failed
         )
 
     def recent(self) -> list[Entry]:

@@ -14,11 +14,8 @@ __all__ = ["whereabouts"]
 def whereabouts() -> str:
     """Where the main thread is: the innermost line of the user's own files, else of any library; "" if unknown.
 
-    Also "" in the main thread itself, whose frames would hold each other then, and all that is in them. What that
-    thread does in C has no line of its own: it is the call's.
+    Called in another thread. What the main thread does in C has no line of its own: it is the call's.
     """
-    if threading.current_thread() is threading.main_thread():
-        return ""
     stack = thread_stack(threading.main_thread().ident or 0)
     if not stack:
         return ""
