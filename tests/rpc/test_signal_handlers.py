@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from types import FrameType
 
@@ -38,12 +39,21 @@ def calls_of_handlers(agent: Agent, kind: str) -> tuple[int, set[str], float]:
 
     assert agent.call(1, "echo", 0) == 0
     array = np.zeros(40_000)
+    over, others = threading.Event(), []
+
+    def call_beside() -> None:
+        while not over.is_set():
+            others.append(agent.call(1, "echo", 3, timeout=20))
+
+    beside = threading.Thread(target=call_beside)
+    if kind == "beside others":
+        beside.start()
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 1e-3, 3e-3)
     ends = time.monotonic() + 1.5
     try:
         while time.monotonic() < ends:
-            if kind == "short":
+            if kind in ("short", "beside others"):
                 assert agent.call(1, "echo", 1, timeout=20) == 1
             elif kind == "long":
                 assert agent.call(1, "echo", array, timeout=20).shape == array.shape
@@ -53,10 +63,14 @@ def calls_of_handlers(agent: Agent, kind: str) -> tuple[int, set[str], float]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        over.set()
+        if beside.is_alive():
+            beside.join()
+    assert set(others) <= {3}
     return answered, told, longest
 
 
-@pytest.mark.parametrize("kind", ["short", "long", "many"])
+@pytest.mark.parametrize("kind", ["short", "long", "many", "beside others"])
 def test_a_handler_does_not_wait_in_vain(stream: str, kind: str) -> None:
     """The thread that it interrupts may be the one that reads: then nobody else would, until the time is over."""
     answered, told, longest = run(stream, 2, serve, calls_of_handlers, kind)

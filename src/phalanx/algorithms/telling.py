@@ -39,7 +39,7 @@ def pass_on(rank: int, size: int, root: int) -> Schedule:
 
 @lru_cache
 def with_slot(schedule: Schedule, rank: int, size: int, root: int) -> Schedule:
-    """The slot to the children, and then this, which begins or ends with what is sent: both at once."""
+    """This schedule of a scatter, with the slot to the children before what it sends to them last: both go at once."""
     told = pass_on(rank, size, root).steps
     if not told:
         return Schedule(size + 1, schedule.steps)

@@ -21,7 +21,7 @@ __all__ = ["ControlPlane", "Watcher"]
 
 logger = logging.getLogger("phalanx.backends")
 
-CLOSED = 64
+MOST_CLOSED = 64
 """Closed groups whose status is kept."""
 IDLE = OperationStatus("", 0, 0, "", False, 0.0)
 
@@ -103,7 +103,7 @@ class ControlPlane:
         """Keeps what this rank did last in a group that it closes: others may still wait for each other there."""
         with self._condition:
             self._closed[context] = last, time.monotonic()
-            while len(self._closed) > CLOSED:
+            while len(self._closed) > MOST_CLOSED:
                 del self._closed[next(iter(self._closed))]
 
     def verdict(self, rank: int, members: Sequence[int], wait: float) -> PhalanxError | None:

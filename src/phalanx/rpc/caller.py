@@ -228,7 +228,7 @@ class CallerLink(CallLink):
         me = threading.get_ident()
         self.refuse_to_wait_inside(me)
         try:
-            self.waits_inside = me  # before it does: a signal may come as soon as it has the lock
+            self.waits_inside.add(me)  # before it does: a signal may come as soon as it has the lock
             [moves] = map(self.mover_lock.acquire, AT_ONCE)
             # Before this thread got the lock, another may have handled the answer, or ended the link and closed its
             # socket. And what follows the first frame of a stream is not the answer of its call.
@@ -241,7 +241,7 @@ class CallerLink(CallLink):
         finally:
             if moves:
                 self.mover_lock.release()
-            self.waits_inside = 0
+            self.waits_inside.discard(me)
             if moves and (self._waiting or self.needs_poller or self.return_to_poller or self._unsent or self.ended):
                 self._after_moving()
         return None if head is None else self._note_answer(pending, head)

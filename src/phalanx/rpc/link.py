@@ -146,8 +146,8 @@ class CallLink(ABC):
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
-        self.waits_inside = 0
-        """The thread that waits for an answer as the mover, or is about to, by its identifier; 0 if none does."""
+        self.waits_inside: set[int] = set()
+        """The threads that wait for an answer as the mover, or are about to, by their identifiers."""
         """Held by the mover."""
         self.max_message = max_message
         self.limits = limits
@@ -623,40 +623,44 @@ class CallLink(ABC):
 
         Raises:
             Closed: This process is a forked child, and nothing will ever come.
+            UsageError: This is a signal handler, and the thread that it has interrupted is the mover.
         """
         if self.is_parents:
             raise Closed(f"a forked child cannot wait for what rank {self.peer} sends: the parent process gets it")
         if self.pipe.held:
             self.send_held()
         me = threading.get_ident()
-        while not waiter.done:
-            self.refuse_to_wait_inside(me)
-            self.waits_inside = me  # before it does: a signal may come as soon as it has the lock
-            [moves] = map(self.mover_lock.acquire, AT_ONCE)
-            if moves:
-                try:
-                    self._move_until(waiter, deadline)
-                    if self.ended is not None and not waiter.done:
-                        self.finish_after_end(waiter)
-                finally:
-                    self.mover_lock.release()
-                    self.waits_inside = 0
-                    self.moved_by_waiter_at = time.monotonic()
-                    self._after_moving()
-            else:
-                self.waits_inside = 0
-                woken = waiter.prepare_to_sleep()
-                self._waiting.append(waiter)
-                # The mover may have stopped just before: then no thread would wake this one.
-                while not waiter.done and self.mover_lock.locked() and not deadline.expired:
-                    if woken.acquire(timeout=min(deadline.remaining(), LONGEST_SLEEP)):
-                        break
-                with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
-                    self._waiting.remove(waiter)
-            if not waiter.done and deadline.expired:
-                if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
-                    self._wake_another()
-                return False
+        self.refuse_to_wait_inside(me)
+        try:
+            while not waiter.done:
+                self.waits_inside.add(me)  # before it does: a signal may come as soon as it has the lock
+                [moves] = map(self.mover_lock.acquire, AT_ONCE)
+                if moves:
+                    try:
+                        self._move_until(waiter, deadline)
+                        if self.ended is not None and not waiter.done:
+                            self.finish_after_end(waiter)
+                    finally:
+                        self.mover_lock.release()
+                        self.waits_inside.discard(me)
+                        self.moved_by_waiter_at = time.monotonic()
+                        self._after_moving()
+                else:
+                    self.waits_inside.discard(me)
+                    woken = waiter.prepare_to_sleep()
+                    self._waiting.append(waiter)
+                    # The mover may have stopped just before: then no thread would wake this one.
+                    while not waiter.done and self.mover_lock.locked() and not deadline.expired:
+                        if woken.acquire(timeout=min(deadline.remaining(), LONGEST_SLEEP)):
+                            break
+                    with contextlib.suppress(ValueError):  # whoever woke this thread has taken it out
+                        self._waiting.remove(waiter)
+                if not waiter.done and deadline.expired:
+                    if not self.mover_lock.locked():  # perhaps it was this thread that was woken to move
+                        self._wake_another()
+                    return False
+        finally:
+            self.waits_inside.discard(me)
         return True
 
     def refuse_to_wait_inside(self, me: int) -> None:
@@ -668,7 +672,7 @@ class CallLink(ABC):
         Raises:
             UsageError: That is the mover.
         """
-        if self.waits_inside == me and self.mover_lock.locked():
+        if me in self.waits_inside and self.mover_lock.locked():
             raise UsageError(
                 f"a signal handler cannot wait for rank {self.peer} now, because the thread that it has interrupted "
                 "was reading from that rank (notify and call_async can be used there)"

@@ -239,9 +239,7 @@ class Journal:
             return OperationStatus(running.full_name, number, fingerprint, running.site, True, now - running.began)
         last = max(entries, key=lambda entry: entry.ended or 0.0)
         seconds = now - (last.ended or now)
-        return OperationStatus(
-            last.full_name, number, fingerprint, last.site, False, seconds, locate(), last.failed
-        )
+        return OperationStatus(last.full_name, number, fingerprint, last.site, False, seconds, locate(), last.failed)
 
     def recent(self) -> list[Entry]:
         """The operations that are kept, oldest first."""
