@@ -10,6 +10,9 @@
 // rests for a while, finds several messages then, and nobody has to change places or wake it for each. The more it finds the
 // longer it rests: once so much is under way that the other side's window is full, the kernel sends many messages as one.
 //
+// Where such a rank has a core for itself, it turns away from the connection for a moment, and for a longer one as long as it
+// finds messages close together: every look takes the connection's lock, and the sender's own call waits for that.
+//
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
 
@@ -36,7 +39,11 @@ public:
     static constexpr std::int64_t longest_pause_ns = 1'000'000'000;
     static constexpr std::int64_t shortest_rest_ns = 100'000;
     static constexpr std::int64_t longest_rest_ns = 800'000;  // also of all rests in one wait
+    static constexpr std::int64_t shortest_away_ns = 10'000;
+    static constexpr std::int64_t longest_away_ns = 100'000;
+    static constexpr std::int64_t close_ns = 8'000;  // between messages that are close together
     static constexpr int long_run = 8;  // operations that only received, from which on more are expected
+    static constexpr int most_counted = 1000;
 
     explicit WaitPolicy(bool oversubscribed) noexcept : oversubscribed_(oversubscribed) {}
 
@@ -59,9 +66,9 @@ public:
 
     // An operation is over, in which this rank has only received, or not.
     void ended(bool only_received) noexcept {
-        run_ = only_received ? std::min(run_ + 1, long_run) : 0;
-        since_rest_ = std::min(since_rest_ + 1, long_run);
-        if (!only_received) rest_ns_ = 0;
+        run_ = only_received ? std::min(run_ + 1, most_counted) : 0;
+        since_rest_ = std::min(since_rest_ + 1, most_counted);
+        if (!only_received) rest_ns_ = away_ns_ = 0;
     }
 
     // A wait begins: how often to rest in it. A rest is longer than the one before if that has found many operations.
@@ -74,6 +81,22 @@ public:
 
     std::int64_t rest_ns() const noexcept { return rest_ns_; }
 
+    // A wait begins: for how long to turn away before the first look, which may be not at all. Once that has brought one message
+    // only, it takes a longer run until the next try.
+    std::int64_t turn_away(std::int64_t now) noexcept {
+        if (oversubscribed_ || run_ < worth_turning_ || contended(now)) return 0;
+        const int found = since_rest_;
+        since_rest_ = 0;
+        if (found < 2) {
+            worth_turning_ = std::min(2 * worth_turning_, most_counted);
+            run_ = 0;
+            return away_ns_ = 0;
+        }
+        const bool close = found * close_ns >= away_ns_;
+        if (away_ns_ > 0) worth_turning_ = long_run;
+        return away_ns_ = std::clamp(close ? 2 * away_ns_ : away_ns_ / 2, shortest_away_ns, longest_away_ns);
+    }
+
     // A wait is over: would looking all the time have been worth it?
     void waited(std::int64_t ns) noexcept {
         patience_ns_ = ns <= longest_ns ? std::min(2 * patience_ns_, longest_ns) : std::max(patience_ns_ / 2, shortest_ns);
@@ -85,15 +108,17 @@ private:
     std::int64_t pause_ns_ = first_pause_ns;
     std::int64_t contended_until_ = -longest_pause_ns;
     std::int64_t rest_ns_ = 0;
-    // No more than `long_run` are counted.
+    std::int64_t away_ns_ = 0;  // of the last time that it turned away
+    int worth_turning_ = long_run;
+    // No more than `most_counted` are counted.
     int run_ = 0;         // how many of the last operations have only received
-    int since_rest_ = 0;  // how many operations have ended
+    int since_rest_ = 0;  // how many have ended since it rested or turned away
 };
 
 // One wait, from the first look that found nothing to the first that finds something.
 class Wait {
 public:
-    enum class Next : int { look, yield, sleep, rest };
+    enum class Next : int { look, yield, sleep, rest, turn_away };
 
     explicit Wait(WaitPolicy& policy) noexcept : policy_(policy) {}
 
@@ -103,6 +128,8 @@ public:
             waits_ = true;
             began_ = now;
             rests_ = policy_.rests();
+            away_ns_ = policy_.turn_away(now);
+            if (away_ns_ > 0) return Next::turn_away;
         }
         if (rests_ > 0) {
             --rests_;
@@ -119,6 +146,7 @@ public:
     void ended(bool only_received) noexcept { policy_.ended(only_received); }
 
     std::int64_t rest_ns() const noexcept { return policy_.rest_ns(); }
+    std::int64_t away_ns() const noexcept { return away_ns_; }
 
     // A look has found something.
     void end(std::int64_t now) noexcept {
@@ -130,6 +158,7 @@ private:
     WaitPolicy& policy_;
     bool waits_ = false;
     std::int64_t began_ = 0;
+    std::int64_t away_ns_ = 0;
     int rests_ = 0;
 };
 
@@ -147,6 +176,9 @@ inline bool look_again(Wait& wait) noexcept {
             nanosleep(&span, nullptr);
             return true;
         }
+        case Wait::Next::turn_away:
+            while (monotonic_ns() < now + wait.away_ns()) relax();
+            return true;
         case Wait::Next::sleep: break;
     }
     return false;

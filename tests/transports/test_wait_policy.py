@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("native")
 
-LOOK, YIELD, SLEEP, REST = range(4)  # Wait::Next in cpp/phalanx/wait_policy.hpp
+LOOK, YIELD, SLEEP, REST, TURN_AWAY = range(5)  # Wait::Next in cpp/phalanx/wait_policy.hpp
 US, MS = 1_000, 1_000_000
 
 
@@ -100,7 +100,7 @@ def test_who_has_sent_or_has_a_core_for_itself_does_not_rest() -> None:
         shared.ended(only_received=True)
         alone.ended(only_received=True)
     shared.ended(only_received=False)
-    assert REST not in _ends_after(shared, 200 * US)
+    assert {REST, TURN_AWAY}.isdisjoint(_ends_after(shared, 200 * US))
     assert REST not in _ends_after(alone, 200 * US)
 
 
@@ -131,3 +131,57 @@ def test_after_an_operation_that_sends_the_rests_begin_short_again() -> None:
         _receives(policy, 8)
     policy.ended(only_received=False)
     assert _receives(policy, 8) == (100 * US, 8)
+
+
+def _turns_away(policy: WaitPolicy, operations: int) -> int:
+    """Nanoseconds for which a rank turns away at its next wait, after so many operations that only received."""
+    for _ in range(operations):
+        policy.ended(only_received=True)
+    return policy.turn_away(0)
+
+
+def test_who_only_receives_and_has_a_core_for_itself_turns_away_once_and_then_waits_as_ever() -> None:
+    policy = _policy()
+    for _ in range(8):
+        assert TURN_AWAY not in _ends_after(policy, 30 * US)
+        policy.ended(only_received=True)
+    assert _ends_after(policy, 50 * US) == [TURN_AWAY] + [YIELD] * 4
+
+
+def test_it_turns_away_for_longer_while_messages_come_close_together() -> None:
+    policy = _policy()
+    assert [_turns_away(policy, 13) for _ in range(6)] == [10 * US, 20 * US, 40 * US, 80 * US, 100 * US, 100 * US]
+
+
+def test_it_turns_away_for_a_shorter_time_when_they_come_at_intervals() -> None:
+    policy = _policy()
+    for _ in range(5):
+        _turns_away(policy, 13)
+    assert [_turns_away(policy, 4) for _ in range(5)] == [50 * US, 25 * US, 50 * US, 25 * US, 50 * US]
+
+
+def test_where_that_brings_one_message_only_it_tries_again_after_longer_and_longer_runs() -> None:
+    policy, waits = _policy(), []
+    for _ in range(9):
+        waits.append(0)
+        while not _turns_away(policy, 1):
+            waits[-1] += 1
+        assert not _turns_away(policy, 1)  # it has brought one
+    assert waits == [7, 15, 31, 63, 127, 255, 511, 999, 999]
+    _turns_away(policy, 1000)
+    assert _turns_away(policy, 13)  # now it has brought many: a short run is enough again
+    assert not _turns_away(policy, 1)
+    assert not any(_turns_away(policy, 1) for _ in range(15))
+    assert _turns_away(policy, 1)
+
+
+@pytest.mark.parametrize("reason", ["sends", "shares cores", "is contended"])
+def test_who_does_not_turn_away(reason: str) -> None:
+    policy = _policy(oversubscribed=reason == "shares cores")
+    if reason == "is contended":
+        policy.yielded(-3 * MS, 0)
+    for _ in range(20):
+        policy.ended(only_received=True)
+    if reason == "sends":
+        policy.ended(only_received=False)
+    assert policy.turn_away(0) == 0
