@@ -27,7 +27,8 @@ void bind_steps(nb::module_& m) {
         .def_prop_ro("rest_ns", &WaitPolicy::rest_ns);
     nb::class_<Wait>(m, "Wait", "One wait, as the policy has it: 0 look again, 1 give the core away, 2 sleep, 3 rest, 4 turn away.")
         .def(nb::init<WaitPolicy&>(), nb::arg("policy"), nb::keep_alive<1, 2>())
-        .def("next", [](Wait& wait, std::int64_t now) { return static_cast<int>(wait.next(now)); }, nb::arg("now"))
+        .def("next", [](Wait& wait, std::int64_t now, bool receives) { return static_cast<int>(wait.next(now, receives)); },
+             nb::arg("now"), nb::arg("receives"))
         .def("yielded", &Wait::yielded, nb::arg("before"), nb::arg("now"))
         .def("end", &Wait::end, nb::arg("now"));
     nb::class_<Run>(m, "StepsRun", "A schedule under way; see phalanx.group.engines.steps.fast_path.")

@@ -136,7 +136,7 @@ public:
         std::size_t moved_bytes = 0;
         while (at_ < steps_.size()) {
             std::size_t moved = 0;
-            bool pending = false;
+            bool sends = false, receives = false;  // something is still to be sent, or to come
             const bool one_way = steps_[at_].sends.empty() || steps_[at_].recvs.empty();
             const std::size_t most = one_way ? long_piece : piece;
             for (std::size_t i = 0; i < outbound_.size(); ++i) {
@@ -145,7 +145,7 @@ public:
                 const ssize_t count = push(to, most);
                 if (count < 0) return failed(Outcome::outbound_ended, i);
                 moved += static_cast<std::size_t>(count);
-                pending |= to.next < to.frames.size();
+                sends |= to.next < to.frames.size();
             }
             for (std::size_t i = 0; i < inbound_.size(); ++i) {
                 Inbound& from = inbound_[i];
@@ -154,16 +154,16 @@ public:
                 if (count < 0) return failed(Outcome::inbound_ended, i);
                 moved += static_cast<std::size_t>(count);
                 if (refused_) return failed(Outcome::refused, i);
-                pending |= from.next < from.frames.size();
+                receives |= from.next < from.frames.size();
             }
             if (moved > 0 && wait.waits()) wait.end(monotonic_ns());
-            if (!pending) {
+            if (!sends && !receives) {
                 end();
                 continue;
             }
             moved_bytes += moved;
             if (moved == 0) {
-                if (!look_again(wait)) return Outcome::blocked;
+                if (!look_again(wait, !sends)) return Outcome::blocked;
             } else if (moved_bytes >= slice) {
                 return Outcome::more;
             }

@@ -22,7 +22,7 @@ constexpr int sleep_ms = 2;  // so long may pass before a thread that wants the 
 // Nothing could be moved: waits until it is time to look again. Anything but `done` ends the transfer here.
 inline Outcome wait_for(int fd, short events, Wait& wait, const Bound& bound) noexcept {
     if (bound.aborted->load(std::memory_order_relaxed) != 0) return Outcome::aborted;
-    if (look_again(wait)) return Outcome::done;
+    if (look_again(wait, events == POLLIN)) return Outcome::done;
     if (monotonic_ns() >= bound.deadline_ns) return Outcome::timed_out;
     pollfd polled{fd, events, 0};
     ::poll(&polled, 1, sleep_ms);

@@ -10,8 +10,9 @@
 // rests for a while, finds several messages then, and nobody has to change places or wake it for each. The more it finds the
 // longer it rests: once so much is under way that the other side's window is full, the kernel sends many messages as one.
 //
-// Where such a rank has a core for itself, it turns away from the connection for a moment, and for a longer one as long as it
-// finds messages close together: every look takes the connection's lock, and the sender's own call waits for that.
+// With a core for itself, a rank turns away from the connection for a moment before it waits for what comes, and for a longer one
+// as long as that finds several operations close together: every look takes the connection's lock, and the sender's own call
+// waits for that. Where each operation needs this rank's answer to the one before, it learns not to.
 //
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
@@ -41,9 +42,9 @@ public:
     static constexpr std::int64_t longest_rest_ns = 800'000;  // also of all rests in one wait
     static constexpr std::int64_t shortest_away_ns = 10'000;
     static constexpr std::int64_t longest_away_ns = 100'000;
-    static constexpr std::int64_t close_ns = 8'000;  // between messages that are close together
+    static constexpr std::int64_t close_ns = 8'000;  // between operations that are close together
     static constexpr int long_run = 8;  // operations that only received, from which on more are expected
-    static constexpr int most_counted = 1000;
+    static constexpr int longest_run = 1000;
 
     explicit WaitPolicy(bool oversubscribed) noexcept : oversubscribed_(oversubscribed) {}
 
@@ -66,9 +67,10 @@ public:
 
     // An operation is over, in which this rank has only received, or not.
     void ended(bool only_received) noexcept {
-        run_ = only_received ? std::min(run_ + 1, most_counted) : 0;
-        since_rest_ = std::min(since_rest_ + 1, most_counted);
-        if (!only_received) rest_ns_ = away_ns_ = 0;
+        run_ = only_received ? std::min(run_ + 1, long_run) : 0;
+        since_rest_ = std::min(since_rest_ + 1, longest_run);
+        until_turn_ = std::max(until_turn_ - 1, 0);
+        if (!only_received) rest_ns_ = 0;
     }
 
     // A wait begins: how often to rest in it. A rest is longer than the one before if that has found many operations.
@@ -81,19 +83,18 @@ public:
 
     std::int64_t rest_ns() const noexcept { return rest_ns_; }
 
-    // A wait begins: for how long to turn away before the first look, which may be not at all. Once that has brought one message
-    // only, it takes a longer run until the next try.
+    // A wait for what comes begins: for how long to turn away first, which may be not at all. If that finds one operation only, it
+    // takes twice as many of them until the next try.
     std::int64_t turn_away(std::int64_t now) noexcept {
-        if (oversubscribed_ || run_ < worth_turning_ || contended(now)) return 0;
+        if (oversubscribed_ || until_turn_ > 0 || contended(now)) return 0;
         const int found = since_rest_;
         since_rest_ = 0;
         if (found < 2) {
-            worth_turning_ = std::min(2 * worth_turning_, most_counted);
-            run_ = 0;
+            next_turn_ = until_turn_ = std::min(2 * next_turn_, longest_run);
             return away_ns_ = 0;
         }
+        if (away_ns_ > 0) next_turn_ = long_run;
         const bool close = found * close_ns >= away_ns_;
-        if (away_ns_ > 0) worth_turning_ = long_run;
         return away_ns_ = std::clamp(close ? 2 * away_ns_ : away_ns_ / 2, shortest_away_ns, longest_away_ns);
     }
 
@@ -108,11 +109,11 @@ private:
     std::int64_t pause_ns_ = first_pause_ns;
     std::int64_t contended_until_ = -longest_pause_ns;
     std::int64_t rest_ns_ = 0;
-    std::int64_t away_ns_ = 0;  // of the last time that it turned away
-    int worth_turning_ = long_run;
-    // No more than `most_counted` are counted.
-    int run_ = 0;         // how many of the last operations have only received
-    int since_rest_ = 0;  // how many have ended since it rested or turned away
+    std::int64_t away_ns_ = 0;   // of the last time that it turned away
+    int run_ = 0;                // how many of the last operations have only received, up to `long_run`
+    int since_rest_ = 0;         // how many have ended since it rested or turned away, up to `longest_run`
+    int until_turn_ = long_run;  // how many have to end before it may turn away
+    int next_turn_ = long_run;   // the same after a try in vain, before it is doubled
 };
 
 // One wait, from the first look that found nothing to the first that finds something.
@@ -122,13 +123,13 @@ public:
 
     explicit Wait(WaitPolicy& policy) noexcept : policy_(policy) {}
 
-    // A look has found nothing: what to do before the next one.
-    Next next(std::int64_t now) noexcept {
+    // A look has found nothing: what to do before the next one. `receives`: nothing of this rank's is still to be sent.
+    Next next(std::int64_t now, bool receives) noexcept {
         if (!waits_) {
             waits_ = true;
             began_ = now;
             rests_ = policy_.rests();
-            away_ns_ = policy_.turn_away(now);
+            away_ns_ = receives ? policy_.turn_away(now) : 0;
             if (away_ns_ > 0) return Next::turn_away;
         }
         if (rests_ > 0) {
@@ -162,10 +163,11 @@ private:
     int rests_ = 0;
 };
 
-// A look has found nothing: does what comes before the next one. False if it is time to sleep.
-inline bool look_again(Wait& wait) noexcept {
+// A look has found nothing: does what comes before the next one. False if it is time to sleep. `receives`: as in `Wait::next`,
+// for those that are one of many operations.
+inline bool look_again(Wait& wait, bool receives = false) noexcept {
     const std::int64_t now = monotonic_ns();
-    switch (wait.next(now)) {
+    switch (wait.next(now, receives)) {
         case Wait::Next::look: relax(); return true;
         case Wait::Next::yield:
             sched_yield();

@@ -23,11 +23,11 @@ def _policy(*, oversubscribed: bool = False) -> WaitPolicy:
     return made
 
 
-def _ends_after(policy: WaitPolicy, ns: int, now: int = 0) -> list[int]:
+def _ends_after(policy: WaitPolicy, ns: int, now: int = 0, *, receives: bool = True) -> list[int]:
     """What a wait did that looked every 10 us and ended after so long."""
     assert core is not None
     wait = core.Wait(policy)
-    done = [wait.next(at) for at in range(now, now + ns, 10 * US)]
+    done = [wait.next(at, receives) for at in range(now, now + ns, 10 * US)]
     wait.end(now + ns)
     return done
 
@@ -134,13 +134,13 @@ def test_after_an_operation_that_sends_the_rests_begin_short_again() -> None:
 
 
 def _turns_away(policy: WaitPolicy, operations: int) -> int:
-    """Nanoseconds for which a rank turns away at its next wait, after so many operations that only received."""
+    """Nanoseconds for which a rank turns away at its next wait, after so many operations."""
     for _ in range(operations):
-        policy.ended(only_received=True)
+        policy.ended(only_received=False)
     return policy.turn_away(0)
 
 
-def test_who_only_receives_and_has_a_core_for_itself_turns_away_once_and_then_waits_as_ever() -> None:
+def test_who_has_a_core_for_itself_turns_away_once_and_then_waits_as_ever() -> None:
     policy = _policy()
     for _ in range(8):
         assert TURN_AWAY not in _ends_after(policy, 30 * US)
@@ -148,7 +148,7 @@ def test_who_only_receives_and_has_a_core_for_itself_turns_away_once_and_then_wa
     assert _ends_after(policy, 50 * US) == [TURN_AWAY] + [YIELD] * 4
 
 
-def test_it_turns_away_for_longer_while_messages_come_close_together() -> None:
+def test_it_turns_away_for_longer_while_operations_come_close_together() -> None:
     policy = _policy()
     assert [_turns_away(policy, 13) for _ in range(6)] == [10 * US, 20 * US, 40 * US, 80 * US, 100 * US, 100 * US]
 
@@ -160,28 +160,32 @@ def test_it_turns_away_for_a_shorter_time_when_they_come_at_intervals() -> None:
     assert [_turns_away(policy, 4) for _ in range(5)] == [50 * US, 25 * US, 50 * US, 25 * US, 50 * US]
 
 
-def test_where_that_brings_one_message_only_it_tries_again_after_longer_and_longer_runs() -> None:
+def test_where_that_finds_one_operation_only_it_tries_again_after_more_and_more_of_them() -> None:
     policy, waits = _policy(), []
     for _ in range(9):
         waits.append(0)
         while not _turns_away(policy, 1):
             waits[-1] += 1
-        assert not _turns_away(policy, 1)  # it has brought one
+        assert not _turns_away(policy, 1)  # it has found one
     assert waits == [7, 15, 31, 63, 127, 255, 511, 999, 999]
-    _turns_away(policy, 1000)
-    assert _turns_away(policy, 13)  # now it has brought many: a short run is enough again
+    assert _turns_away(policy, 1000)
+    assert _turns_away(policy, 13)  # now it has found many: the next try comes as soon as the first one
     assert not _turns_away(policy, 1)
-    assert not any(_turns_away(policy, 1) for _ in range(15))
-    assert _turns_away(policy, 1)
+    assert [bool(_turns_away(policy, 1)) for _ in range(16)] == [False] * 15 + [True]
 
 
-@pytest.mark.parametrize("reason", ["sends", "shares cores", "is contended"])
+def test_who_waits_twice_in_an_operation_does_not_go_on_with_it() -> None:
+    policy = _policy()
+    assert _turns_away(policy, 8)
+    assert not _turns_away(policy, 0)
+    assert not _turns_away(policy, 15)
+
+
+@pytest.mark.parametrize("reason", ["has to send", "shares its core", "wants a core that others want"])
 def test_who_does_not_turn_away(reason: str) -> None:
-    policy = _policy(oversubscribed=reason == "shares cores")
-    if reason == "is contended":
+    policy = _policy(oversubscribed=reason == "shares its core")
+    if reason == "wants a core that others want":
         policy.yielded(-3 * MS, 0)
     for _ in range(20):
-        policy.ended(only_received=True)
-    if reason == "sends":
         policy.ended(only_received=False)
-    assert policy.turn_away(0) == 0
+    assert TURN_AWAY not in _ends_after(policy, 30 * US, receives=reason != "has to send")
