@@ -28,7 +28,7 @@ from phalanx.errors import ChannelClosed, Closed, PeerLost, PhalanxError, Protoc
 from phalanx.rpc import Agent, current_call
 from phalanx.rpc.caller import CallerLink
 from phalanx.rpc.connect import Connections
-from phalanx.rpc.link import Frame
+from phalanx.rpc.frame_reader import Frame
 from phalanx.rpc.pending_call import PendingCall
 from phalanx.testing import run_ranks
 from phalanx.transports.lending import NOTHING

@@ -34,8 +34,9 @@ from ..transports.waker import Waker
 from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .context import CallContext, running_call
+from .frame_reader import Frame
 from .lanes import CallerLanes
-from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink, Frame
+from .link import AT_ONCE, LONGEST_HELD, MAX_QUEUED, SHORT_REST, CallLink
 from .payload import NOT_FAST, FrameBody, decode_error, encode_value, fast_value, read_value
 from .pending_call import ItemReader, PendingCall
 from .pipe import NOT_POSTED, POSTED, Found, SaidGoodbye

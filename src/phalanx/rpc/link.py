@@ -1,4 +1,4 @@
-"""One connection of remote calls: it sends frames, receives frames, and decides which thread moves the bytes.
+"""One connection of remote calls: it sends frames, handles those that come, and decides which thread moves the bytes.
 
 The *mover* of a link is the thread that reads its bytes; there is one at a time, and it holds `mover_lock`. A thread
 that waits for an answer becomes the mover if there is none, so it reads its answer itself, without a switch of threads.
@@ -13,33 +13,28 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..deadline import Deadline
-from ..errors import ChannelClosed, Closed, InvalidMessage, PhalanxError, ProtocolError, UsageError, copy_for_raise
+from ..errors import ChannelClosed, Closed, PhalanxError, ProtocolError, UsageError, copy_for_raise
 from ..transports.duplex_ring import DuplexRing
 from ..transports.lending import NOTHING, Lending
 from ..transports.stream import IOV_MAX, Buffer, Stream, StreamEnded
 from ..transports.waker import Waker
-from ..wire.calls import CARRIERS, HEADER_SIZE, CallKind, check_lengths, pack_header
+from ..wire.calls import HEADER_SIZE, CallKind, pack_header
 from ..wire.codec import Limits
-from .lanes import LANES_FROM, CallerLanes, ServerLanes, given_away
-from .payload import CallFields, Planned, plan_call, plan_value, read_call, read_value
-from .pipe import Found, open_pipe
+from .frame_reader import Frame, FrameReader
+from .lanes import LANES_FROM, given_away
+from .pipe import open_pipe
 from .waiter import Waiter
 from .workers import ArrivedCall
 
-__all__ = ["CallLink", "Frame", "read_request"]
+__all__ = ["CallLink"]
 
-BATCH = 64
-"""Frames that are read from one link before other links have their turn."""
-SCRATCH = 256 << 10
 MAX_QUEUED = 8 << 20
 """Bytes that may wait to be sent before senders have to wait."""
 WINDOW = 16
@@ -65,49 +60,6 @@ AT_ONCE = (False,)
 of signals after its own calls, and so never between taking the lock and noting that it is taken."""
 
 
-class Frame:
-    """A frame that was received."""
-
-    plan: Planned | None = None
-    target: memoryview | None = None
-    error: InvalidMessage | None = None
-    """Why the head is not valid, if it is not; then the payload was dropped."""
-
-    def __init__(self, kind: CallKind, call: int, head: bytes, size: int) -> None:
-        self.kind = kind
-        self.call = call
-        self.head = head
-        self.size = size
-        """Bytes of the head and the payload."""
-
-    def value(self, limits: Limits) -> Any:
-        """The value in a result or an item.
-
-        Raises:
-            InvalidMessage: It is malformed.
-        """
-        if self.error is not None:
-            raise self.error
-        if self.plan is not None:
-            return self.plan.build(self.target)
-        return read_value(self.head, limits)
-
-
-def read_request(request: Frame | bytes, limits: Limits) -> CallFields:
-    """Name, target, seconds, arguments and keywords of a call, from its frame or its head.
-
-    Raises:
-        InvalidMessage: It is malformed.
-    """
-    if isinstance(request, bytes):
-        return read_call(request, limits)
-    if request.error is not None:
-        raise request.error
-    if request.plan is not None:
-        return request.plan.build(request.target)  # type: ignore[no-any-return]
-    return read_call(request.head, limits)
-
-
 class _Unsent:
     """The rest of a frame that could not be written at once."""
 
@@ -121,7 +73,7 @@ class _Unsent:
         """Whether a part of the frame is on its way, so that the rest has to follow."""
 
 
-class CallLink(ABC):
+class CallLink(FrameReader):
     """One end of a connection of remote calls.
 
     Args:
@@ -140,17 +92,15 @@ class CallLink(ABC):
         spin: float,
         lending: Lending = NOTHING,
     ) -> None:
+        super().__init__(open_pipe(stream, lending), max_message, limits)
         self._lending = lending
-        self.pipe = open_pipe(stream, lending)
         self._look_at(stream)
         self.peer = peer
         self.ended: PhalanxError | None = None
         self.mover_lock = threading.Lock()
+        """Held by the mover."""
         self.waits_inside: set[int] = set()
         """The threads that wait for an answer as the mover, or are about to, by their identifiers."""
-        """Held by the mover."""
-        self.max_message = max_message
-        self.limits = limits
         self._spin = spin
         # Re-entrant: a signal handler may close the agent in the middle of a send of its thread.
         self._sending = threading.RLock()
@@ -163,24 +113,11 @@ class CallLink(ABC):
         """Whether bytes are being written, and not accounted for yet: a signal handler must not write in between."""
         self._is_cut = False
         """Whether a frame was cut short by an exception, so that nothing may follow it. Guarded by `_sending`."""
-        self._frame: Frame | None = None
-        self._target: memoryview | None = None
-        """Where the rest of `_frame` goes."""
-        self._left = 0
-        """How much of it is to come; without `_target` it is dropped."""
-        self._long_head: npt.NDArray[np.uint8] | None = None
-        """The head that is on its way to `_target`, if it is that, and not a payload."""
         self._waiting: list[Waiter] = []
         self._waker: Waker | None = None
         """Wakes the mover while it sleeps."""
-        self._written = self._taken = 0
-        """The pipe's counts, as far as their bytes and frames are accounted for here."""
-        self._plain = 0
-        """Frames that `take_plain` has handled in the present move."""
-        self._unhandled = False
-        """Whether frames were taken from the pipe and are not handled yet."""
-        self.lanes: CallerLanes | ServerLanes | None = None
-        """The agreement on further connections for long payloads, where there can be some."""
+        self._written = 0
+        """The pipe's count of bytes, as far as they are accounted for here."""
         self._is_given_away = False
         self.is_parents = False
         """Whether this process is a forked child: then the connection is the parent's."""
@@ -233,13 +170,6 @@ class CallLink(ABC):
         """
         return None
 
-    @abstractmethod
-    def take_plain(self, found: list[Found]) -> int:
-        """Handles the frames that are plain, up to the first that is not; returns their number.
-
-        Most frames are: what one of them needs is done here, without a `Frame`. Called by the mover; must not block.
-        """
-
     def explain(self, error: Exception) -> PhalanxError:
         """The reason for the end of the connection, as callers should see it."""
         return error if isinstance(error, PhalanxError) else ChannelClosed(self.peer, str(error))
@@ -248,7 +178,7 @@ class CallLink(ABC):
     def on_end(self, why: PhalanxError) -> None:
         """Cleans up after the end of the connection. Called once."""
 
-    def on_cut_short(self) -> None:  # noqa: B027
+    def on_cut_short(self) -> None:
         """Finishes what an exception has kept the mover from finishing. Called by the mover."""
 
     def finish_after_end(self, waiter: Waiter) -> None:
@@ -258,7 +188,7 @@ class CallLink(ABC):
         """
         time.sleep(SHORT_REST)
 
-    def on_room(self) -> None:  # noqa: B027 - only one kind of links needs it
+    def on_room(self) -> None:
         """Called when the queue has room again."""
 
     @abstractmethod
@@ -364,6 +294,10 @@ class CallLink(ABC):
                 self.ask_poller()
 
     @property
+    def writes(self) -> bool:
+        return bool(self._unsent)
+
+    @property
     def _is_midway(self) -> bool:
         """Whether this thread, which runs a signal handler now, was about to queue the rest of a frame.
 
@@ -466,118 +400,6 @@ class CallLink(ABC):
                     return True
         self.copy_unsent(call)
         return False
-
-    # -- in ------------------------------------------------------------------------------------------------------------
-
-    def read_frames(self, spin: float, wait: float, waker: int) -> list[Frame]:
-        """Reads the frames that are there, up to a bound. If there are none, spins and then sleeps.
-
-        Called by the mover.
-
-        Args:
-            spin: Seconds to look for bytes again and again.
-            wait: Seconds to sleep after that.
-            waker: A descriptor that ends the sleep.
-
-        Raises:
-            StreamEnded: The connection has ended.
-            ProtocolError: The bytes are not a frame.
-        """
-        frames: list[Frame] = []
-        self._plain = 0
-        if self._frame is not None:
-            if self._fill(self._frame, wait, waker):
-                self._unhandled = True
-                frames.append(self._frame)
-                self._frame = None
-            elif wait > 0:
-                self.pipe.sleep(wait, waker, bool(self._unsent))
-                return frames
-            else:
-                return frames
-        if frames:
-            spin = wait = 0.0
-        found = self.pipe.pull(spin, BATCH, wait, waker, bool(self._unsent))
-        self._taken += len(found)
-        if not found:
-            if not frames:
-                self.pipe.check()
-            return frames
-        self._unhandled = True
-        self._plain = 0 if frames else self.take_plain(found)
-        for kind_value, call, head, payload, size in found[self._plain :] if self._plain else found:
-            kind = CARRIERS.get(kind_value)
-            if kind is None or size + payload > self.max_message:
-                kind = check_lengths(kind_value, size, payload, self.max_message)
-            frame = Frame(kind, call, head, size + payload)  # type: ignore[arg-type]  # a long head comes later
-            if not payload and head is not None:
-                frames.append(frame)
-                continue
-            self._begin(frame, size, payload)
-            if self._fill(frame, wait, waker):
-                frames.append(frame)
-            else:
-                self._frame = frame
-        return frames
-
-    def _begin(self, frame: Frame, head_size: int, payload: int) -> None:
-        """Prepares to receive a frame that has a payload or a long head."""
-        if frame.head is not None:
-            self._plan(frame, payload)
-            return
-        if head_size > self.limits.max_head:
-            raise ProtocolError(f"protocol error: a head of {head_size} bytes (the limit is {self.limits.max_head})")
-        self._long_head = np.empty(head_size, np.uint8)
-        self._target = self._long_head.data
-        self._left = head_size
-
-    def _plan(self, frame: Frame, payload: int) -> None:
-        """Checks the head and allocates memory for the payload. An invalid message is received and dropped."""
-        plan = plan_call if frame.kind in (CallKind.REQUEST, CallKind.NOTIFY) else plan_value
-        self._left = payload
-        self._target = None
-        if payload >= LANES_FROM and self.lanes is not None:
-            self.lanes.want()
-        try:
-            made = frame.plan = plan(frame.head, payload, self.limits)
-            frame.target = self._target = made.allocate()
-        except InvalidMessage as error:
-            frame.error = error
-        except MemoryError:
-            frame.error = InvalidMessage(f"not enough memory for a message of {payload} bytes")
-
-    def _fill(self, frame: Frame, wait: float, waker: int) -> bool:
-        """Reads more of a frame; True once it is complete.
-
-        Args:
-            wait, waker: As for `read_frames`. While something waits to be sent, it does not sleep here.
-        """
-        wait = 0.0 if self._unsent else wait
-        most = self.pipe.slice
-        enough = self._left - most
-        while self._left:
-            if self._left < enough:
-                return False
-            room = self._target
-            if room is None:  # it is dropped
-                room = memoryview(bytearray(min(self._left, SCRATCH)))
-            count = self.pipe.fill(room[:most], wait, waker)
-            self._taken += count
-            if not count:
-                self.pipe.check()
-                return False
-            self._left -= count
-            if self._target is not None:
-                self._target = room[count:]
-        self._target = None
-        if self._long_head is None:
-            return True
-        frame.head, self._long_head = self._long_head.tobytes(), None
-        payload = frame.size - len(frame.head)
-        if not payload:
-            return True
-        self._plan(frame, payload)
-        return self._fill(frame, wait, waker)
 
     # -- moving --------------------------------------------------------------------------------------------------------
 

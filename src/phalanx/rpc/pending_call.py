@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..deadline import Deadline
-from .link import Frame
+from .frame_reader import Frame
 from .waiter import Waiter
 
 __all__ = ["ItemReader", "PendingCall"]

@@ -25,7 +25,8 @@ from ..wire.packing import SIMPLE
 from .backpressure import LONG, ThrottledLink
 from .context import CallContext, running_call
 from .event_loop import soon
-from .link import MAX_QUEUED, WINDOW, Frame, read_request
+from .frame_reader import Frame, read_request
+from .link import MAX_QUEUED, WINDOW
 from .payload import NOT_FAST, encode_error, encode_value, fast_call
 from .pipe import NOT_POSTED, POSTED
 from .registry import CREATE, Function, Registry

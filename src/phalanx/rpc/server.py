@@ -16,8 +16,9 @@ from ..wire.calls import CallKind, too_long
 from ..wire.codec import Limits
 from .backpressure import LONG, ThrottledLink
 from .event_loop import EventLoop
+from .frame_reader import Frame
 from .lanes import ServerLanes
-from .link import MAX_QUEUED, Frame
+from .link import MAX_QUEUED
 from .payload import fast_value
 from .pipe import Found
 from .poller import LinkPoller

@@ -16,7 +16,8 @@ from ..frames import hide_frames
 from ..system_limits import raise_limit
 from ..wire.calls import CallKind
 from .caller import CallerLink
-from .link import WINDOW, Frame
+from .frame_reader import Frame
+from .link import WINDOW
 from .pending_call import ItemReader, PendingCall
 from .waiter import Waiter
 
