@@ -51,6 +51,7 @@ __all__ = [
     "resident_memory",
     "run_delay",
     "running_tasks",
+    "undelivered",
     "usable_cores",
     "wake_pipe",
     "who_is",
@@ -67,6 +68,7 @@ SHARED_MEMORY = "/dev/shm" if LINUX else "/nonexistent/shm"  # noqa: S108  (look
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_SIOCOUTQ, _SIOCOUTQNSD = 0x5411, 0x894B
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -498,6 +500,24 @@ def link_numbers(connection: socket.socket) -> tuple[int, int, int, int, int, in
     busy, held = struct.unpack_from("=QQ", data, 168)
     (segments,), (longest,) = struct.unpack_from("=I", data, 156), struct.unpack_from("=I", data, 16)
     return sent, received, busy, held, round_trip, again, segments, longest
+
+
+def undelivered(connection: socket.socket) -> tuple[int, int] | None:
+    """Bytes of a connection that are not sent yet, and those that the other side has not acknowledged, with the former.
+
+    The end of the own direction counts as one byte. None where the kernel does not tell.
+    """
+    if not LINUX:
+        return None
+    import fcntl
+
+    def count(request: int) -> int:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), request, bytes(4)), sys.byteorder)
+
+    try:
+        return count(_SIOCOUTQNSD), count(_SIOCOUTQ)
+    except (OSError, ValueError):
+        return None
 
 
 def hold_port() -> bool:

@@ -192,3 +192,48 @@ def _many_groups(group: px.Group) -> None:
 
 def test_closed_groups_leave_no_connections() -> None:
     run_ranks(3, _many_groups, backend="mesh", env=TCP, timeout=120)
+
+
+def _sends_and_goes(group: px.Group, size: int, how: str) -> int:
+    """Rank 0 sends, and closes or drops the group; rank 1 reports to it a moment later, and then receives."""
+    arrived = 0
+    for _ in range(6):
+        pair: px.Group | None = group.subgroup([0, 1])
+        assert pair is not None
+        if group.rank == 0:
+            pair.send(np.full(size, 7, np.uint8), 1)
+            if how == "close":
+                pair.close()
+            pair = None
+        else:
+            for _ in range(3):
+                time.sleep(0.01)
+                with contextlib.suppress(px.PeerLost):
+                    pair.send(np.zeros(10, np.uint8), 0)
+            arrived += bool((pair.recv(src=0) == 7).all())
+            pair.close()
+        group.barrier()
+    return arrived
+
+
+@pytest.mark.parametrize("env", [TCP, TCP | {"PHALANX_PURE": "1"}], ids=["core", "pure"])
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("size", [1000, 100_000, 400_000])
+def test_what_was_sent_before_a_close_arrives_whatever_the_other_rank_sends(
+    size: int, how: str, env: dict[str, str]
+) -> None:
+    assert run_ranks(2, _sends_and_goes, size, how, backend="mesh", env=env) == [0, 6]
+
+
+def _sends_and_leaves(group: px.Group) -> int:
+    if group.rank == 0:
+        group.send(np.full(400_000, 7, np.uint8), 1)
+        return 0
+    time.sleep(0.2)
+    with contextlib.suppress(px.PeerLost):
+        group.send(np.zeros(10, np.uint8), 0)
+    return int((group.recv(src=0) == 7).sum())
+
+
+def test_what_was_sent_before_a_rank_left_the_world_arrives() -> None:
+    assert run_ranks(2, _sends_and_leaves, backend="mesh", env=TCP) == [0, 400_000]

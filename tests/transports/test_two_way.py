@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
+from phalanx.transports.lingering import MOST, Lingering
+from phalanx.transports.reactor import Reactor
 from phalanx.transports.stream import Stream, StreamEnded
 from phalanx.transports.two_way import ReadingHalf, WritingHalf, two_way
 
@@ -16,12 +19,24 @@ Halves = tuple[ReadingHalf, WritingHalf]
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Halves, Halves]]:
+def lingering() -> Iterator[Lingering]:
+    reactor = Reactor("test")
+    made = Lingering(reactor)
+    reactor.start()
+    try:
+        yield made
+    finally:
+        reactor.stop()
+        made.close()
+
+
+@pytest.fixture
+def ends(lingering: Lingering) -> Iterator[tuple[Halves, Halves]]:
     """The halves of one rank, and those of the other."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-    pair = two_way(Stream(one)), two_way(Stream(other))
+    pair = two_way(Stream(one), lingering), two_way(Stream(other), lingering)
     try:
         yield pair
     finally:
@@ -103,6 +118,97 @@ def test_what_is_on_its_way_arrives_though_something_was_left_unread(ends: tuple
         if piece != b"nothing yet":
             got += piece
     assert got == data[:sent]
+
+
+def fill(half: WritingHalf) -> bytes:
+    """Sends until nothing more goes: a part of it stays here until the other side reads. Returns what was sent."""
+    sent = bytearray()
+    while count := half.send([data := os.urandom(1 << 18)]):
+        sent += data[:count]
+    return bytes(sent)
+
+
+def receive_all(half: ReadingHalf) -> bytes:
+    """What comes until the end, or what is broken."""
+    got = bytearray()
+    while piece := receive(half, 1 << 16):
+        if piece == b"broken":
+            return piece
+        if piece != b"nothing yet":
+            got += piece
+    return bytes(got)
+
+
+def test_what_the_other_side_writes_takes_nothing_away_of_what_was_sent(
+    ends: tuple[Halves, Halves], lingering: Lingering
+) -> None:
+    (reading, writing), (far_reading, far_writing) = ends
+    fd = reading.fd
+    sent = fill(writing)
+    writing.close()
+    reading.close()
+    for _ in range(3):
+        assert far_writing.send([b"a report that nobody reads"])
+        time.sleep(0.01)
+    assert is_open(fd)
+    assert receive_all(far_reading) == sent
+    lingering.finish(5)
+    assert not is_open(fd)
+    reading.close()
+    writing.close()
+
+
+@pytest.mark.parametrize("end", ["closes", "breaks"])
+def test_the_descriptor_goes_if_the_other_side_ends_without_reading(
+    ends: tuple[Halves, Halves], lingering: Lingering, end: str
+) -> None:
+    (reading, writing), (far_reading, far_writing) = ends
+    fd = reading.fd
+    fill(writing)
+    writing.close()
+    reading.close()
+    assert is_open(fd)
+    if end == "closes":
+        far_writing.close()
+    else:
+        far_reading.close()  # it writes on, but nobody reads there any more
+    lingering.finish(5)
+    assert not is_open(fd)
+
+
+def test_of_many_that_linger_the_oldest_go(lingering: Lingering) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(MOST + 3)]
+    fds = []
+    for one, _ in pairs:
+        reading, writing = two_way(Stream(one), lingering)
+        fill(writing)
+        fds.append(reading.fd)
+        writing.close()
+        reading.close()
+    deadline = time.monotonic() + 10
+    while sum(map(is_open, fds)) > MOST and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(map(is_open, fds)) == MOST
+    assert not any(map(is_open, fds[:3]))
+    lingering.finish(0.0)
+    lingering.close()
+    assert not any(map(is_open, fds))
+    for _, other in pairs:
+        other.close()
+
+
+def test_where_the_system_does_not_tell_it_lingers_for_a_moment(
+    ends: tuple[Halves, Halves], lingering: Lingering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.transports.lingering.undelivered", lambda _: None)
+    (reading, writing), _ = ends
+    fd = reading.fd
+    writing.close()
+    reading.close()
+    assert is_open(fd)
+    lingering.finish(5)
+    assert not is_open(fd)
 
 
 def test_last_words_are_said_once(ends: tuple[Halves, Halves]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ..background_thread import BackgroundThread
 
-__all__ = ["Reactor"]
+__all__ = ["READ", "WRITE", "Reactor"]
 
 logger = logging.getLogger("phalanx.reactor")
 

@@ -2,7 +2,8 @@
 
 What a rank sends then acknowledges what it has received, which would otherwise take a packet of its own: over loopback
 a third of the time of a short exchange. Each half is closed by its channel, and the other side sees of that what it
-would see if the channel had a connection of its own; the connection is given back once both are.
+would see if the channel had a connection of its own; the connection is given back once both are, and what was sent is
+delivered.
 """
 
 from __future__ import annotations
@@ -11,40 +12,55 @@ import contextlib
 import os
 import socket
 
+from .lingering import Lingering, drop_what_came, is_delivered
 from .stream import Stream
 
 __all__ = ["ReadingHalf", "WritingHalf", "two_way"]
 
-DRAINED = 64 << 10
-MOST_DRAINED = 16 << 20
-"""Bytes that are read and thrown away before the connection is closed: with any left, the kernel would reset it, and
-the other side could lose what is still on its way there."""
 
+def two_way(stream: Stream, lingering: Lingering) -> tuple[ReadingHalf, WritingHalf]:
+    """The halves of a plain stream, which is theirs from now on.
 
-def two_way(stream: Stream) -> tuple[ReadingHalf, WritingHalf]:
-    """The halves of a plain stream, which is theirs from now on."""
-    both = _Both(stream)
+    Args:
+        lingering: Keeps the connection once both are closed, as long as something is to be delivered.
+    """
+    both = _Both(stream, lingering)
     return ReadingHalf(both), WritingHalf(both)
 
 
 class _Both:
     """The connection of two halves. May be told twice of each end: an interrupt may have cut the first time short."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, lingering: Lingering) -> None:
         self.stream = stream
         self.socket = stream._socket
         self.reads = self.writes = True
+        self._lingering = lingering
+        self._is_kept = False
+        """Whether the connection lingers, so that it is no longer this object's."""
 
     def settle(self) -> None:
+        if not (self.reads or self.writes):
+            self._part()
+            return
         with contextlib.suppress(OSError):
-            if not (self.reads or self.writes):
-                self._drain()
-            elif not self.writes:
+            if not self.writes:
                 self.socket.shutdown(socket.SHUT_WR)
             elif not self._other_side_is_done():
                 self._reset()
-        if not (self.reads or self.writes):
+
+    def _part(self) -> None:
+        """Gives the connection back, once all that was sent is delivered."""
+        if self._is_kept:
+            return
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+        # With anything left that came, the kernel would reset the connection as it is closed.
+        if drop_what_came(self.socket) or is_delivered(self.socket):
             self.socket.close()
+        else:
+            self._lingering.keep(self.socket)
+            self._is_kept = True
 
     def _other_side_is_done(self) -> bool:
         try:
@@ -57,12 +73,6 @@ class _Both:
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
         with socket.socket(self.socket.family) as dead:
             os.dup2(dead.fileno(), self.socket.fileno(), inheritable=False)
-
-    def _drain(self) -> None:
-        self.socket.shutdown(socket.SHUT_WR)
-        drained = 0
-        while drained < MOST_DRAINED and (found := self.socket.recv(DRAINED)):
-            drained += len(found)
 
 
 class _Half(Stream):

@@ -104,7 +104,7 @@ class MeshLane(Lane):
         src = self.members.index(world_rank)
         spare: WritingHalf | None = None
         if self._stays_plain(src, stream):
-            stream, spare = two_way(stream)
+            stream, spare = two_way(stream, self._world.lingering)
         channel = self._new_inbound(stream, src, self.inbound_ended)
         with self._guard:
             taken = src in self._inbound or self.error is not None
@@ -262,7 +262,7 @@ class MeshLane(Lane):
                 continue
             if not self._stays_plain(dst, stream):
                 return stream, None
-            reading, writing = two_way(stream)
+            reading, writing = two_way(stream, self._world.lingering)
             return writing, self._new_inbound(reading, dst, self._backward_ended, self._receives_backward)
         return spare
 

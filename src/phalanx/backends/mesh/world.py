@@ -25,6 +25,7 @@ from ...rendezvous.meeting import Meeting, arrange
 from ...rendezvous.status_queries import SLOW_WAIT
 from ...slate.files import job_of
 from ...slate.slate import open_slate
+from ...transports.lingering import Lingering
 from ...transports.reactor import Reactor
 from ...transports.stream import ConnectionRefused, LinkState, Stream
 from ...transports.tcp import check_tls, listen
@@ -44,6 +45,8 @@ STATUS_TIMEOUT = SLOW_WAIT + 0.3
 """Seconds a rank waits for the directory to collect the statuses of the others: longer than the directory ever does."""
 GONE_AFTER = 0.5
 """Seconds without a listener at a rank's address after which it is taken for lost."""
+DELIVERED_WITHIN = 5.0
+"""Seconds that a rank which leaves waits for others to have what it sent: what they write could take that away."""
 PARKED = 256
 """Connections of one rank that may wait for this rank to make their groups."""
 
@@ -110,6 +113,7 @@ class MeshWorld(ControlPlane):
         deadline = Deadline(timeout)
         self.meeting = meeting or arrange(launch, auth=auth, options=options, deadline=deadline)
         self._reactor = Reactor("phalanx-control")
+        self.lingering = Lingering(self._reactor)
         try:
             self._join(launch, deadline)
         except BaseException:
@@ -360,6 +364,7 @@ class MeshWorld(ControlPlane):
         self._leaving = True
         for lane in list(self._lanes.values()):  # of groups that outlive their backend
             lane.close()
+        self.lingering.finish(min(timeout, DELIVERED_WITHIN if self._ended is None and not self._lost else 1.0))
         self._lifeline.close()  # before the directory has forgotten this rank
         self._client.leave()
         if self.meeting.directory is not None:
@@ -388,6 +393,7 @@ class MeshWorld(ControlPlane):
         if not self._reactor.thread.is_started:
             self._reactor.start()
         self._reactor.stop()
+        self.lingering.close()
         with self._lock:
             parked, self._parked = self._parked, {}
         for streams in parked.values():
@@ -409,4 +415,5 @@ class MeshWorld(ControlPlane):
         if self.meeting.directory is not None:
             self.meeting.directory.abandon()
         self.meeting.job_file = None
+        self.lingering.abandon()
         self._reactor.abandon()
