@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from phalanx.background_thread import BackgroundThread
+from phalanx.background_thread import BackgroundThread, uninterrupted
 
 LIMIT = 10.0
 
@@ -101,3 +103,64 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have() -> No
     assert thread.is_alive
     ready.set()
     thread.join(LIMIT)
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler."""
+
+
+@pytest.fixture
+def handler_raises() -> Iterator[None]:
+    def handle(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_uninterrupted_job_returns_and_raises_as_if_it_were_called() -> None:
+    threads = []
+
+    def job() -> int:
+        threads.append(threading.current_thread())
+        return 7
+
+    def fail() -> int:
+        raise KeyError("words")
+
+    assert uninterrupted(job, "test") == 7
+    assert threads[0] is not threading.main_thread()
+    with pytest.raises(KeyError, match="words"):
+        uninterrupted(fail, "test")
+
+
+def test_a_handler_that_raises_ends_the_wait_and_not_the_job(handler_raises: None) -> None:
+    goes_on, done = threading.Event(), threading.Event()
+
+    def job() -> None:
+        signal.raise_signal(signal.SIGALRM)
+        assert goes_on.wait(10)
+        done.set()
+
+    with pytest.raises(Interrupted):
+        uninterrupted(job, "test")
+    assert not done.is_set()
+    goes_on.set()
+    assert done.wait(10)
+
+
+def test_outside_the_main_thread_and_without_threads_it_is_simply_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[threading.Thread] = []
+    other = threading.Thread(target=uninterrupted, args=(lambda: seen.append(threading.current_thread()), "test"))
+    other.start()
+    other.join()
+    assert seen == [other]
+
+    def no_thread(_: BackgroundThread) -> BackgroundThread:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(BackgroundThread, "start", no_thread)
+    assert uninterrupted(threading.current_thread, "test") is threading.main_thread()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["BackgroundThread"]
+from .one_event import OneEvent
+
+__all__ = ["BackgroundThread", "uninterrupted"]
+
+Result = TypeVar("Result")
 
 
 class BackgroundThread:
@@ -62,3 +67,33 @@ def _run(run: Callable[[], None], on_error: Callable[[Exception], None] | None) 
         if on_error is None:
             raise
         on_error(error)
+
+
+def uninterrupted(job: Callable[[], Result], name: str) -> Result:
+    """What `job` returns or raises. No signal handler raises in the middle of it: it runs outside the main thread.
+
+    If one does meanwhile, the caller waits no longer, but the job goes on to its end.
+
+    Args:
+        name: Of the thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return job()
+    done, results, errors = OneEvent(), list[Result](), list[BaseException]()
+
+    def run() -> None:
+        try:
+            results.append(job())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    try:
+        BackgroundThread(run, name).start()
+    except RuntimeError:  # no thread is left
+        return job()
+    done.wait(None)
+    if errors:
+        raise errors.pop()
+    return results.pop()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..._native import core, plain_arrays
+from ...background_thread import uninterrupted
 from ...deadline import Deadline
 from ...errors import ChannelClosed, PeerLost, PhalanxError, ProtocolError
 from ...operating_system import hung_up
@@ -204,12 +205,14 @@ class MeshLane(Lane):
         return [outgoing for channel in channels for outgoing in channel.unsent()]
 
     def _open(self, dst: int, deadline: Deadline) -> RingOutbound:
-        lock, taken = self._dialling[dst], False
+        """The channel to a member. One that has been opened when Ctrl-C comes stays: the member expects no second."""
+        return uninterrupted(lambda: self._open_once(dst, deadline), "phalanx-opens")
+
+    def _open_once(self, dst: int, deadline: Deadline) -> RingOutbound:
+        lock = self._dialling[dst]
+        if not lock.acquire(timeout=deadline.remaining()):
+            raise self._world.no_answer(self.members[dst], deadline)
         try:
-            # By `map`, in one step: after a call of its own, Ctrl-C could come before anybody knows that it is taken.
-            [taken] = map(lock.acquire, (True,), (deadline.remaining(),))
-            if not taken:
-                raise self._world.no_answer(self.members[dst], deadline)
             channel = self._outbound.get(dst)
             if channel is None:
                 stream, twin = self._way_to(dst, deadline)
@@ -242,8 +245,7 @@ class MeshLane(Lane):
         finally:
             if dst not in self._outbound:
                 self._connecting_to.discard(dst)
-            if taken:
-                lock.release()
+            lock.release()
 
     def _way_to(self, dst: int, deadline: Deadline) -> tuple[Stream, RingInbound | None]:
         """A stream on which to send to a member, and the channel that reads from the same connection, if one does."""
