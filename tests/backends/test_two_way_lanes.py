@@ -98,6 +98,7 @@ def _two_connections(group: px.Group) -> list[bool]:
     assert part._messages._inbound, "both have opened one"
     both = {os.readlink(f"/proc/self/fd/{fd}") for fd in (sends, hears)}
     assert len(both & set(connections())) == 2
+    group.barrier()  # or the other rank may have closed them by now
     part.close()
     group.barrier()
     assert not both & set(connections())
