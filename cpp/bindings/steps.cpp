@@ -23,6 +23,7 @@ void bind_steps(nb::module_& m) {
         .def("yielded", &WaitPolicy::yielded, nb::arg("before"), nb::arg("now"))
         .def("waited", &WaitPolicy::waited, nb::arg("ns"))
         .def("ended", &WaitPolicy::ended, nb::arg("only_received"))
+        .def("received", &WaitPolicy::received)
         .def("turn_away", &WaitPolicy::turn_away, nb::arg("now"))
         .def_prop_ro("rest_ns", &WaitPolicy::rest_ns);
     nb::class_<Wait>(m, "Wait", "One wait, as the policy has it: 0 look again, 1 give the core away, 2 sleep, 3 rest, 4 turn away.")

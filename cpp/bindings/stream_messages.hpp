@@ -269,7 +269,7 @@ private:
             return waited(in_any_case(route.channel, go_on), message);
         }
         note("recv", message);
-        wait.ended(false);  // after many it may turn away; on a shared core it does not rest, as collectives do
+        wait.received();
         return nb::bool_(true);
     }
 

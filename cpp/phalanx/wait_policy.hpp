@@ -10,9 +10,9 @@
 // rests for a while, finds several messages then, and nobody has to change places or wake it for each. The more it finds the
 // longer it rests: once so much is under way that the other side's window is full, the kernel sends many messages as one.
 //
-// With a core for itself, a rank turns away from the connection for a moment before it waits for what comes, and for a longer one
-// as long as that finds several operations close together: every look takes the connection's lock, and the sender's own call
-// waits for that. Where each operation needs this rank's answer to the one before, it learns not to.
+// With a core for itself, such a rank turns away from the connection for a moment before it waits for what comes, and for a longer
+// one as long as that finds several operations close together: every look takes the connection's lock, and the sender's own call
+// waits for that. Two are not several: ranks that need each other's answers are up to one operation ahead.
 //
 // `WaitPolicy` and `Wait` are pure logic: whoever uses them says what time it is.
 #pragma once
@@ -40,9 +40,10 @@ public:
     static constexpr std::int64_t longest_pause_ns = 1'000'000'000;
     static constexpr std::int64_t shortest_rest_ns = 100'000;
     static constexpr std::int64_t longest_rest_ns = 800'000;  // also of all rests in one wait
-    static constexpr std::int64_t shortest_away_ns = 10'000;
+    static constexpr std::int64_t shortest_away_ns = 20'000;
     static constexpr std::int64_t longest_away_ns = 100'000;
     static constexpr std::int64_t close_ns = 8'000;  // between operations that are close together
+    static constexpr int several = 3;   // operations
     static constexpr int long_run = 8;  // operations that only received, from which on more are expected
     static constexpr int longest_run = 1000;
 
@@ -68,9 +69,18 @@ public:
     // An operation is over, in which this rank has only received, or not.
     void ended(bool only_received) noexcept {
         run_ = only_received ? std::min(run_ + 1, long_run) : 0;
+        if (only_received) {
+            received();
+        } else {
+            rest_ns_ = away_ns_ = 0;
+            until_turn_ = next_turn_;
+        }
+    }
+
+    // A message has come, which may be one of many; for those this rank turns away, but does not rest.
+    void received() noexcept {
         since_rest_ = std::min(since_rest_ + 1, longest_run);
         until_turn_ = std::max(until_turn_ - 1, 0);
-        if (!only_received) rest_ns_ = 0;
     }
 
     // A wait begins: how often to rest in it. A rest is longer than the one before if that has found many operations.
@@ -83,13 +93,13 @@ public:
 
     std::int64_t rest_ns() const noexcept { return rest_ns_; }
 
-    // A wait for what comes begins: for how long to turn away first, which may be not at all. If that finds one operation only, it
+    // A wait for what comes begins: for how long to turn away first, which may be not at all. If that finds too few operations, it
     // takes twice as many of them until the next try.
     std::int64_t turn_away(std::int64_t now) noexcept {
         if (oversubscribed_ || until_turn_ > 0 || contended(now)) return 0;
         const int found = since_rest_;
         since_rest_ = 0;
-        if (found < 2) {
+        if (found < several) {
             next_turn_ = until_turn_ = std::min(2 * next_turn_, longest_run);
             return away_ns_ = 0;
         }
@@ -111,9 +121,9 @@ private:
     std::int64_t rest_ns_ = 0;
     std::int64_t away_ns_ = 0;   // of the last time that it turned away
     int run_ = 0;                // how many of the last operations have only received, up to `long_run`
-    int since_rest_ = 0;         // how many have ended since it rested or turned away, up to `longest_run`
-    int until_turn_ = long_run;  // how many have to end before it may turn away
-    int next_turn_ = long_run;   // the same after a try in vain, before it is doubled
+    int since_rest_ = 0;         // the same since it rested or turned away, up to `longest_run`
+    int until_turn_ = long_run;  // how many have to follow each other before it may turn away
+    int next_turn_ = long_run;   // the same for the next run
 };
 
 // One wait, from the first look that found nothing to the first that finds something.
@@ -145,6 +155,7 @@ public:
     bool waits() const noexcept { return waits_; }
 
     void ended(bool only_received) noexcept { policy_.ended(only_received); }
+    void received() noexcept { policy_.received(); }
 
     std::int64_t rest_ns() const noexcept { return policy_.rest_ns(); }
     std::int64_t away_ns() const noexcept { return away_ns_; }

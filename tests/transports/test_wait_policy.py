@@ -134,9 +134,9 @@ def test_after_an_operation_that_sends_the_rests_begin_short_again() -> None:
 
 
 def _turns_away(policy: WaitPolicy, operations: int) -> int:
-    """Nanoseconds for which a rank turns away at its next wait, after so many operations."""
+    """Nanoseconds for which a rank turns away at its next wait, after so many operations that only received."""
     for _ in range(operations):
-        policy.ended(only_received=False)
+        policy.ended(only_received=True)
     return policy.turn_away(0)
 
 
@@ -150,7 +150,7 @@ def test_who_has_a_core_for_itself_turns_away_once_and_then_waits_as_ever() -> N
 
 def test_it_turns_away_for_longer_while_operations_come_close_together() -> None:
     policy = _policy()
-    assert [_turns_away(policy, 13) for _ in range(6)] == [10 * US, 20 * US, 40 * US, 80 * US, 100 * US, 100 * US]
+    assert [_turns_away(policy, 13) for _ in range(5)] == [20 * US, 40 * US, 80 * US, 100 * US, 100 * US]
 
 
 def test_it_turns_away_for_a_shorter_time_when_they_come_at_intervals() -> None:
@@ -160,17 +160,17 @@ def test_it_turns_away_for_a_shorter_time_when_they_come_at_intervals() -> None:
     assert [_turns_away(policy, 4) for _ in range(5)] == [50 * US, 25 * US, 50 * US, 25 * US, 50 * US]
 
 
-def test_where_that_finds_one_operation_only_it_tries_again_after_more_and_more_of_them() -> None:
+def test_where_that_finds_too_few_of_them_it_tries_again_after_longer_and_longer_runs() -> None:
     policy, waits = _policy(), []
     for _ in range(9):
         waits.append(0)
         while not _turns_away(policy, 1):
             waits[-1] += 1
-        assert not _turns_away(policy, 1)  # it has found one
+        assert not _turns_away(policy, 2)
     assert waits == [7, 15, 31, 63, 127, 255, 511, 999, 999]
     assert _turns_away(policy, 1000)
     assert _turns_away(policy, 13)  # now it has found many: the next try comes as soon as the first one
-    assert not _turns_away(policy, 1)
+    assert not _turns_away(policy, 2)
     assert [bool(_turns_away(policy, 1)) for _ in range(16)] == [False] * 15 + [True]
 
 
@@ -181,11 +181,28 @@ def test_who_waits_twice_in_an_operation_does_not_go_on_with_it() -> None:
     assert not _turns_away(policy, 15)
 
 
+def test_an_operation_that_sends_begins_the_run_anew() -> None:
+    policy = _policy()
+    assert not _turns_away(policy, 7)
+    policy.ended(only_received=False)
+    assert not _turns_away(policy, 7)
+    assert _turns_away(policy, 1)
+
+
+def test_messages_that_come_one_by_one_are_enough_to_turn_away_but_not_to_rest() -> None:
+    alone, shared = _policy(), _policy(oversubscribed=True)
+    for _ in range(8):
+        alone.received()
+        shared.received()
+    assert TURN_AWAY in _ends_after(alone, 30 * US)
+    assert {REST, TURN_AWAY}.isdisjoint(_ends_after(shared, 200 * US))
+
+
 @pytest.mark.parametrize("reason", ["has to send", "shares its core", "wants a core that others want"])
 def test_who_does_not_turn_away(reason: str) -> None:
     policy = _policy(oversubscribed=reason == "shares its core")
     if reason == "wants a core that others want":
         policy.yielded(-3 * MS, 0)
     for _ in range(20):
-        policy.ended(only_received=False)
+        policy.ended(only_received=True)
     assert TURN_AWAY not in _ends_after(policy, 30 * US, receives=reason != "has to send")
