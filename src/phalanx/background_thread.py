@@ -70,9 +70,9 @@ def _run(run: Callable[[], None], on_error: Callable[[Exception], None] | None) 
 
 
 def uninterrupted(job: Callable[[], Result], name: str) -> Result:
-    """What `job` returns or raises. No signal handler raises in the middle of it: it runs outside the main thread.
+    """Calls `job` outside the main thread, where no signal handler raises in the middle of it. Returns its result.
 
-    If one does meanwhile, the caller waits no longer, but the job goes on to its end.
+    If a handler raises meanwhile, the caller waits no longer, but the job goes on to its end.
 
     Args:
         name: Of the thread.
