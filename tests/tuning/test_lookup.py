@@ -15,7 +15,7 @@ import pytest
 import phalanx as px
 from phalanx import _native
 from phalanx.testing import run_ranks
-from phalanx.tuning import DEFAULTS, Tuning, current, lookup, store
+from phalanx.tuning import DEFAULTS, NEVER, Tuning, current, lookup, store
 from phalanx.tuning.decide import Decision
 from phalanx.tuning.measure import Measured
 
@@ -62,7 +62,7 @@ def forget() -> None:
 def test_what_a_busy_machine_has_shown_is_measured_again_when_it_is_at_rest(
     folder: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for running, seen in ((1000, 1), (1000, 1), (1, 2), (1000, 2), (1, 2)):
+    for running, seen in ((1000, 1), (1000, 1), (1, 2), (1000, 2), (1, 3), (1000, 3), (1, 3)):
         monkeypatch.setattr(lookup, "running_tasks", lambda running=running: running)
         assert current(PLENTY) == OTHER
         assert len(measurements) == seen
@@ -81,18 +81,43 @@ def test_what_is_provisional_counts_where_there_is_no_time(
     assert len(measurements) == 1
 
 
+@needs_core
+@pytest.mark.parametrize(
+    ("found", "measured"),
+    [
+        ([NEVER, 4 << 20, 4 << 20], 3),
+        ([4 << 20, NEVER, 4 << 20], 3),
+        ([NEVER, 4 << 20, NEVER], 3),
+        ([NEVER, NEVER], 2),
+        ([4 << 20, 8 << 20], 2),
+    ],
+)
+def test_two_of_three_measurements_decide_how_long_arrays_are_copied(
+    folder: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch, found: list[int], measured: int
+) -> None:
+    def decide(_: Measured) -> list[Decision]:
+        return [*DECISIONS, Decision("ahead_from", NEVER, found[len(measurements) - 1], "so it was")]
+
+    monkeypatch.setattr(lookup, "decide", decide)
+    for _ in range(5):
+        last = current(PLENTY)
+        forget()
+    assert len(measurements) == measured
+    assert last.ahead_from == found[-1]
+
+
 def test_tests_use_the_constants() -> None:
     assert os.environ["PHALANX_TUNING"] == "off"
     assert current(PLENTY) == DEFAULTS
 
 
 @needs_core
-def test_a_machine_is_measured_once(folder: Path, measurements: list[int]) -> None:
-    assert current(PLENTY) == OTHER
-    assert current(PLENTY) == OTHER
-    forget()
-    assert current(PLENTY) == OTHER
-    assert len(measurements) == 1
+def test_a_machine_is_measured_by_two_programs_if_they_agree(folder: Path, measurements: list[int]) -> None:
+    for seen in (1, 2, 2, 2):
+        assert current(PLENTY) == OTHER
+        assert current(PLENTY) == OTHER
+        assert len(measurements) == seen
+        forget()
     (path,) = folder.iterdir()
     assert path == lookup.kept_in()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -12,8 +12,8 @@ from ..config import cache_dir, tuning_of_choice
 from ..operating_system import running_tasks, usable_cores
 from .decide import Decision, decide, tuning_of
 from .measure import Measured, measure
-from .store import Unusable, cpu_model, file_name, is_provisional, load, save
-from .values import DEFAULTS, Tuning
+from .store import Unusable, cpu_model, file_name, is_provisional, load, save, times_measured
+from .values import DEFAULTS, NEVER, Tuning
 
 __all__ = ["LEAST_TIME", "calibrate", "current", "kept_in"]
 
@@ -21,6 +21,9 @@ logger = logging.getLogger("phalanx.tuning")
 
 LEAST_TIME = 2.0
 """Seconds that the operation which asks must have left for a measurement to be begun."""
+MOST_TIMES = 3
+"""Measurements of a machine at rest, of which two have to agree on how long copies are made: other virtual machines on
+the same host make one that nobody here can see a busy one."""
 _known: list[Tuning] = []
 """Empty until this process has decided."""
 _deciding = threading.Lock()
@@ -105,9 +108,28 @@ def calibrate() -> tuple[Measured, list[Decision]]:
     busy = _is_busy()
     measured = measure(core)
     decisions = decide(measured)
+    busy = busy or _is_busy()
     path = kept_in()
     if path is not None:
-        save(path, decisions, provisional=busy or _is_busy())
+        before, times = _kept_before(path)
+        agrees = before is not None and times > 0 and _copies_alike(before, tuning_of(decisions))
+        times += not busy
+        save(path, decisions, provisional=busy or not (agrees or times >= MOST_TIMES), times=times)
     changed = [f"{d.setting} {d.chosen} in place of {d.default}" for d in decisions if d.chosen != d.default]
     logger.info("this machine was measured in %.0f ms: %s", measured.seconds * 1e3, ", ".join(changed) or "no change")
     return measured, decisions
+
+
+def _kept_before(path: Path) -> tuple[Tuning | None, int]:
+    """The settings that a file has, and how often the machine was measured for it."""
+    try:
+        kept = load(path)
+    except Unusable:
+        kept = None
+    return kept, 0 if kept is None else times_measured(path)
+
+
+def _copies_alike(one: Tuning, other: Tuning) -> bool:
+    """Whether long copies are made in the same ways, whatever the length from which they are."""
+    ways = ("ahead_from", "past_from")
+    return all((getattr(one, way) == NEVER) == (getattr(other, way) == NEVER) for way in ways)

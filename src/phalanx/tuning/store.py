@@ -21,7 +21,7 @@ from ..operating_system import processor_lines
 from .decide import Decision
 from .values import Tuning
 
-__all__ = ["Unusable", "cpu_model", "file_name", "is_provisional", "load", "save"]
+__all__ = ["Unusable", "cpu_model", "file_name", "is_provisional", "load", "save", "times_measured"]
 
 logger = logging.getLogger("phalanx.tuning")
 
@@ -90,22 +90,34 @@ def _read(path: Path) -> bytes:
 
 
 def is_provisional(path: Path) -> bool:
-    """Whether the settings in a file were measured on a busy machine. `load` has accepted it."""
+    """Whether the settings in a file are to be measured again when the machine is at rest. `load` has accepted it."""
+    return _field(path, "provisional") is True
+
+
+def times_measured(path: Path) -> int:
+    """How often the machine was at rest when it was measured for a file. `load` has accepted it."""
+    found = _field(path, "times")
+    return found if type(found) is int and found > 0 else 0
+
+
+def _field(path: Path, name: str) -> Any:
     try:
-        return json.loads(_read(path)).get("provisional") is True
+        return json.loads(_read(path)).get(name)
     except (OSError, Unusable, ValueError, AttributeError):  # changed since
-        return False
+        return None
 
 
-def save(path: Path, decisions: list[Decision], *, provisional: bool = False) -> None:
+def save(path: Path, decisions: list[Decision], *, provisional: bool = False, times: int = 0) -> None:
     """Keeps settings, with the reasons for a person who looks. A folder that cannot be written to is left alone.
 
     Args:
         provisional: They are to be measured again when the machine is at rest.
+        times: How often it was at rest when it was measured.
     """
     content = {
         "format": _FORMAT,
         "provisional": provisional,
+        "times": times,
         "settings": {decision.setting: decision.chosen for decision in decisions},
         "reasons": {decision.setting: decision.reason for decision in decisions},
     }
