@@ -176,6 +176,23 @@ def test_the_descriptor_goes_if_the_other_side_ends_without_reading(
     assert not is_open(fd)
 
 
+def test_who_is_told_of_it_again_keeps_it_no_longer(ends: tuple[Halves, Halves], lingering: Lingering) -> None:
+    (reading, writing), (far_reading, _) = ends
+    sent = fill(writing)
+    writing.close()
+    for _ in range(3):
+        reading.close()
+    assert receive_all(far_reading) == sent
+    lingering.finish(5)
+    kept = writing._socket
+    assert kept.fileno() < 0
+    lingering.keep(kept)
+    began = time.monotonic()
+    lingering.finish(5)
+    assert kept not in lingering
+    assert time.monotonic() - began < 5
+
+
 def test_of_many_that_linger_the_oldest_go(lingering: Lingering) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(MOST + 3)]

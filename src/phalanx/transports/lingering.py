@@ -75,6 +75,9 @@ class Lingering:
         self._is_looking = False
         self._idle: list[OneEvent] = []
 
+    def __contains__(self, connection: socket.socket) -> bool:
+        return connection in self._kept
+
     def keep(self, connection: socket.socket) -> None:
         """Takes a connection whose own direction is shut. From any thread; may be told of one twice."""
         with self._lock:
@@ -105,7 +108,8 @@ class Lingering:
     # -- in the reactor's thread ---------------------------------------------------------------------------------------
 
     def _begin(self, connection: socket.socket) -> None:
-        if connection not in self._kept:
+        if connection.fileno() < 0:  # it was done before this rank was told of it again
+            self._give_back(connection)
             return
         self._reactor.watch(connection.fileno(), READ, functools.partial(self._on_readable, connection))
         if len(self._kept) > MOST:

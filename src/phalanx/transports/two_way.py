@@ -36,8 +36,6 @@ class _Both:
         self.socket = stream._socket
         self.reads = self.writes = True
         self._lingering = lingering
-        self._is_kept = False
-        """Whether the connection lingers, so that it is no longer this object's."""
 
     def settle(self) -> None:
         if not (self.reads or self.writes):
@@ -51,7 +49,8 @@ class _Both:
 
     def _part(self) -> None:
         """Gives the connection back, once all that was sent is delivered."""
-        if self._is_kept:
+        if self.socket in self._lingering:
+            self._lingering.keep(self.socket)  # once more: an interrupt may have cut the first time short
             return
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -60,7 +59,6 @@ class _Both:
             self.socket.close()
         else:
             self._lingering.keep(self.socket)
-            self._is_kept = True
 
     def _other_side_is_done(self) -> bool:
         try:
